@@ -1,0 +1,154 @@
+"""Expressions: immutable descriptions of sets of byte strings, which every front end builds.
+
+A grammar is one expression plus named rules that `Reference`s point to; recursion goes through
+rules only. Bounded repeats stay `Repeat`, never unrolled. `Intersection` and `Difference` are for
+regular parts only (no recursion below them): they become one explicit automaton with live states
+only, so that no reachable state is a dead end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Union
+
+Expression = Union[
+    "Literal", "ByteSet", "Sequence", "Choice", "Repeat", "Reference", "Intersection", "Difference"
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """Exactly these bytes; Literal(b"") is the empty text."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ByteSet:
+    """One byte out of a set. Bit b of `bits` (a 256-bit integer) says whether byte b belongs."""
+
+    bits: int
+
+    @staticmethod
+    def of(members: Iterable[int]) -> ByteSet:
+        bits = 0
+        for byte in members:
+            bits |= 1 << byte
+        return ByteSet(bits)
+
+    @staticmethod
+    def span(low: int, high: int) -> ByteSet:
+        """The bytes low..high, both included."""
+        return ByteSet(((1 << (high - low + 1)) - 1) << low)
+
+    def __contains__(self, byte: int) -> bool:
+        return bool(self.bits >> byte & 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Sequence:
+    """The parts one after the other."""
+
+    parts: tuple[Expression, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Any one of the parts; Choice(()) matches nothing at all."""
+
+    parts: tuple[Expression, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """`inner` from low to high times, both included; high None is without end."""
+
+    inner: Expression
+    low: int
+    high: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """The rule of this name."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Intersection:
+    """The texts that every part matches. Parts are regular (References below must not recurse)."""
+
+    parts: tuple[Expression, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The texts that `include` matches and `exclude` does not. Both are regular."""
+
+    include: Expression
+    exclude: Expression
+
+
+@dataclass(frozen=True)
+class RuleSet:
+    """A start expression and the rules its References name."""
+
+    start: Expression
+    rules: Mapping[str, Expression] = field(default_factory=dict)
+
+
+EMPTY = Literal(b"")
+NOTHING = Choice(())
+
+
+def literal(text: str | bytes) -> Literal:
+    """A literal from text (as UTF-8) or bytes."""
+    return Literal(text.encode("utf-8") if isinstance(text, str) else text)
+
+
+def sequence(*parts: Expression) -> Expression:
+    """`Sequence`, flattened; neighbouring literals joined; NOTHING if any part is NOTHING."""
+    flat: list[Expression] = []
+    for part in parts:
+        for piece in part.parts if isinstance(part, Sequence) else (part,):
+            if isinstance(piece, Literal):
+                if not piece.data:
+                    continue
+                if flat and isinstance(flat[-1], Literal):
+                    flat[-1] = Literal(flat[-1].data + piece.data)
+                    continue
+            if piece == NOTHING:
+                return NOTHING
+            flat.append(piece)
+    if not flat:
+        return EMPTY
+    return flat[0] if len(flat) == 1 else Sequence(tuple(flat))
+
+
+def choice(*parts: Expression) -> Expression:
+    """`Choice`, flattened, doubles removed, NOTHING dropped; a single part stands for itself."""
+    flat: dict[Expression, None] = {}
+    for part in parts:
+        for piece in part.parts if isinstance(part, Choice) else (part,):
+            flat[piece] = None
+    return next(iter(flat)) if len(flat) == 1 else Choice(tuple(flat))
+
+
+def optional(inner: Expression) -> Expression:
+    """`inner` or the empty text."""
+    return Repeat(inner, 0, 1)
+
+
+def repeat(inner: Expression, low: int = 0, high: int | None = None) -> Expression:
+    """`Repeat`, with the trivial cases made plain."""
+    if high == 0:
+        return EMPTY
+    if high is not None and high < low:
+        return NOTHING
+    if inner == EMPTY:
+        return EMPTY
+    if inner == NOTHING:
+        return EMPTY if low == 0 else NOTHING
+    return inner if (low, high) == (1, 1) else Repeat(inner, low, high)
