@@ -13,7 +13,15 @@ from dataclasses import dataclass, field
 from typing import Union
 
 Expression = Union[
-    "Literal", "ByteSet", "Sequence", "Choice", "Repeat", "Reference", "Intersection", "Difference"
+    "Literal",
+    "ByteSet",
+    "Sequence",
+    "Choice",
+    "Repeat",
+    "Reference",
+    "Intersection",
+    "Difference",
+    "ExplicitAutomaton",
 ]
 
 
@@ -89,6 +97,19 @@ class Difference:
 
     include: Expression
     exclude: Expression
+
+
+@dataclass(frozen=True, slots=True)
+class ExplicitAutomaton:
+    """An explicit deterministic automaton over bytes, for what no short expression says (multiples of 7).
+
+    State 0 is the start. `transitions[s]` holds disjoint (byte set as in ByteSet.bits, next state)
+    pairs; `accepting[s]` says whether the text may end in s. Every state is reachable and reaches an
+    accepting one.
+    """
+
+    transitions: tuple[tuple[tuple[int, int], ...], ...]
+    accepting: tuple[bool, ...]
 
 
 @dataclass(frozen=True)

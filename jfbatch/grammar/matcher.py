@@ -30,7 +30,7 @@ class Matcher(Protocol):
         ...
 
     def forced_bytes(self) -> bytes:
-        """The bytes that every continuation starts with; b"" if there is a choice or the text may end here."""
+        """The bytes every continuation starts with; b"" if there is a choice or the text may end here."""
         ...
 
     def is_accepting(self) -> bool:

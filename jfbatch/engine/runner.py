@@ -1,0 +1,177 @@
+"""The packed forward pass: flat tokens of many rows in, logits at the listed positions out.
+
+transformers' own model code runs unchanged; only its attention function is ours (attention.py) and,
+on a CPU, its linear layers are packed (linear.py). What cannot run this way is refused by name
+before the first row.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from jfbatch.engine import attention
+from jfbatch.engine.attention import Span, StepLayout
+from jfbatch.engine.kv_cache import SlotPool
+from jfbatch.engine.linear import pack_linears
+from jfbatch.errors import ModelError
+
+# model_type of the architectures whose greedy tokens the tests compare with generate(). Others are
+# compared with their own attention once, at the start.
+TESTED_ARCHITECTURES = frozenset(
+    "llama qwen2 qwen3 mistral gemma2 gemma3_text phi3 olmo gpt_neox mixtral qwen3_moe".split()
+)
+
+_KNOWN_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+
+# What third-party model code raises when it is run in a way it was not written for.
+_MODEL_FAULTS = (RuntimeError, ValueError, TypeError, AttributeError, IndexError, KeyError, NotImplementedError)
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One row's part of a step.
+
+    `token_ids` sit at positions `start`.. of the row in `slot`; logits are wanted at the last
+    `logits` of them.
+    """
+
+    slot: int
+    start: int
+    token_ids: Sequence[int]
+    logits: int = 0
+
+
+class Runner:
+    """Runs packed steps of one decoder-only model on one device.
+
+    Parameters
+    ----------
+    model: a transformers causal language model, in the dtype and on the device it will run on. Its
+        attention implementation and, on a CPU, its linear layers are replaced in place.
+    kv_dtype: dtype of the KV storage. Default: bfloat16 for float32 weights, else the weights' own.
+    pack: pack linear layers on a CPU.
+
+    Raises ModelError naming the architecture if it cannot be run packed.
+    """
+
+    def __init__(self, model: Any, kv_dtype: torch.dtype | None = None, pack: bool = True) -> None:
+        self.model = model.eval()
+        self.device: torch.device = model.device
+        self.dtype: torch.dtype = model.dtype
+        config = model.config.get_text_config()
+        self.architecture: str = config.model_type
+        self.vocabulary_size: int = config.vocab_size
+        self.layer_count: int = config.num_hidden_layers
+        if kv_dtype is None:
+            kv_dtype = torch.bfloat16 if self.dtype == torch.float32 else self.dtype
+        self.pool = SlotPool(self.device, kv_dtype)
+        parameters = inspect.signature(model.forward).parameters
+        self._selects_logits = "logits_to_keep" in parameters
+        self._refuse_by_configuration(config)
+        reference = None
+        if self.architecture not in TESTED_ARCHITECTURES:
+            reference = self._reference_logits()
+        self._switch_attention()
+        if pack:
+            pack_linears(model)
+        self._prove(reference)
+
+    def forward(self, segments: Sequence[Segment]) -> Tensor:
+        """Run one step; returns float32 logits [sum of `logits`, vocabulary] in segment order.
+
+        The pool must have room (`pool.resize`) for every segment. Raises torch.OutOfMemoryError.
+        """
+        spans, flat, wanted = [], [], []
+        for segment in segments:
+            first, count = len(flat), len(segment.token_ids)
+            spans.append(Span(segment.slot, segment.start, first, count))
+            flat.extend(segment.token_ids)
+            wanted.extend(range(first + count - segment.logits, first + count))
+        with torch.inference_mode():
+            used = max(span.slot for span in spans) + 1
+            layout = StepLayout(self.pool, spans, used)
+            tokens = torch.tensor([flat], device=self.device)
+            keep = torch.tensor(wanted, dtype=torch.long, device=self.device)
+            logits = self._logits(tokens, layout.positions.unsqueeze(0), keep, {"step": layout})
+        if layout.attention_calls != self.layer_count:
+            raise ModelError(
+                f"{self.architecture}: {layout.attention_calls} of {self.layer_count} layers use transformers' "
+                "AttentionInterface; this architecture cannot be run, choose another model"
+            )
+        return logits
+
+    def _logits(self, tokens: Tensor, positions: Tensor, keep: Tensor, extra: dict[str, Any]) -> Tensor:
+        """float32 [len(keep), vocabulary] at the flat positions `keep` of tokens [1, length]."""
+        if self._selects_logits:
+            extra = {"logits_to_keep": keep, **extra}
+        output = self.model(input_ids=tokens, position_ids=positions, use_cache=False, return_dict=True, **extra)
+        logits: Tensor = output.logits[0]
+        return (logits if self._selects_logits else logits[keep]).float()
+
+    def _refuse_by_configuration(self, config: Any) -> None:
+        """Refuse what is known from the configuration alone to break packed causal attention."""
+        unknown = set(getattr(config, "layer_types", None) or ()) - _KNOWN_LAYER_TYPES
+        if unknown:
+            raise ModelError(f"{self.architecture}: layers of type {', '.join(sorted(unknown))} cannot be run")
+        if getattr(config, "is_encoder_decoder", False):
+            raise ModelError(f"{self.architecture} is an encoder-decoder; only decoder-only models can be run")
+        if getattr(config, "use_bidirectional_attention", False):
+            raise ModelError(f"{self.architecture} attends in both directions; it cannot be run")
+
+    def _switch_attention(self) -> None:
+        attention.register()
+        supported = getattr(self.model, "_can_set_attn_implementation", lambda: False)
+        try:
+            if not supported():
+                raise ValueError("it does not use AttentionInterface")
+            self.model.set_attn_implementation(attention.ATTENTION_NAME)
+        except _MODEL_FAULTS as error:
+            raise ModelError(
+                f"{self.architecture} cannot take another attention ({error}); choose another model"
+            ) from error
+
+    def _probe_ids(self) -> tuple[list[int], list[int]]:
+        """Two short rows of token ids spread over the vocabulary."""
+        step = max(self.vocabulary_size // 17, 1)
+        return [(7 + i * step) % self.vocabulary_size for i in range(11)], [
+            (3 + i * step * 2) % self.vocabulary_size for i in range(7)
+        ]
+
+    def _reference_logits(self) -> Tensor:
+        """Last-position logits [2, vocabulary] of the probe rows by the model's own attention."""
+        rows = []
+        for ids in self._probe_ids():
+            tokens = torch.tensor([ids], device=self.device)
+            positions = torch.arange(len(ids), device=self.device).unsqueeze(0)
+            keep = torch.tensor([len(ids) - 1], device=self.device)
+            try:
+                with torch.inference_mode():
+                    rows.append(self._logits(tokens, positions, keep, {})[0])
+            except _MODEL_FAULTS as error:
+                raise ModelError(f"{self.architecture} cannot be run: {error}") from error
+        return torch.stack(rows)
+
+    def _prove(self, reference: Tensor | None) -> None:
+        """Run two probe rows packed, in two steps; compare with `reference` where there is one."""
+        long, short = self._probe_ids()
+        self.pool.resize(2, len(long))
+        try:
+            self.forward([Segment(0, 0, long[:6]), Segment(1, 0, short[:-1])])
+            logits = self.forward([Segment(0, 6, long[6:], 1), Segment(1, len(short) - 1, short[-1:], 1)])
+        except _MODEL_FAULTS as error:
+            raise ModelError(f"{self.architecture} cannot be run packed: {error}") from error
+        self.pool.resize(0, 1)
+        if reference is not None:
+            pairs = torch.stack([logits, reference], dim=1)  # [2, 2, vocabulary]
+            agreement = min(float(torch.corrcoef(pair)[0, 1]) for pair in pairs)
+            if not agreement > 0.98:
+                raise ModelError(
+                    f"{self.architecture}: packed logits differ from the model's own (correlation "
+                    f"{agreement:.3f}); this architecture cannot be run, choose another model"
+                )

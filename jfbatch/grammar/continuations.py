@@ -1,0 +1,251 @@
+"""What may follow a state of the machine: forced bytes, the end, shortest completing texts.
+
+Compiled kernels like those of machine.py, and under the same rules.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jfbatch.grammar.machine import (
+    BUFFER_FULL,
+    BYTE,
+    CALL,
+    DEAD,
+    INCREMENT,
+    JUMP,
+    LEAF,
+    LOOP,
+    MATCH,
+    PUSH,
+    RETURN,
+    SPLIT,
+    Store,
+    jit,
+    step,
+)
+
+if TYPE_CHECKING:
+    from jfbatch.grammar.program import Code
+
+FAR = np.int32(1 << 29)
+
+
+@jit
+def forced(code: Code, store: Store, state: int, out: NDArray[np.uint8]) -> int:
+    """Write the bytes that every text continues with from `state`; returns how many, or -GROW_*."""
+    written = 0
+    classes = store.rows.shape[1]
+    while written < len(out) and not store.accepting[state]:
+        target = step(code, store, state, 0)
+        if target < DEAD:
+            return target + 1
+        only = -1
+        for c in range(classes):
+            if store.rows[state, c] != DEAD:
+                if only >= 0 or code.class_size[c] != 1:
+                    return written
+                only = c
+        if only < 0:
+            return written
+        out[written] = code.class_byte[only]
+        written += 1
+        state = store.rows[state, only]
+    return written
+
+
+@jit
+def is_last(code: Code, store: Store, state: int) -> int:
+    """1 if no byte may follow `state`, else 0; -GROW_* if there is no room."""
+    answer = step(code, store, state, 0)
+    if answer < DEAD:
+        return answer + 1
+    for c in range(store.rows.shape[1]):
+        if store.rows[state, c] != DEAD:
+            return 0
+    return 1
+
+
+@jit
+def fill_distances(code: Code) -> None:
+    """Fewest bytes from each instruction to the end of its level, by relaxation to a fixpoint.
+
+    A level is a loop body (ends at INCREMENT), a rule (RETURN) or the whole (MATCH). Instructions
+    mostly follow what they lead to, so ascending sweeps settle in a few rounds.
+    """
+    distance = code.distance
+    distance[:] = FAR
+    changed = True
+    while changed:
+        changed = False
+        for at in range(len(distance)):
+            op = code.op[at]
+            best = np.int64(FAR)
+            if op in (MATCH, RETURN, INCREMENT):
+                best = np.int64(0)
+            elif op == BYTE:
+                best = np.int64(distance[code.y[at]]) + 1
+            elif op == SPLIT:
+                for target in code.targets[code.x[at] : code.x[at] + code.y[at]]:
+                    best = min(best, np.int64(distance[target]))
+            elif op == JUMP:
+                best = np.int64(distance[code.x[at]])
+            elif op in (PUSH, LOOP):
+                loop = np.int64(code.x[at]) if op == PUSH else at
+                best = np.int64(distance[code.y[loop]])
+                if code.low[loop] > 0:
+                    best += np.int64(code.low[loop]) * np.int64(distance[code.x[loop]])
+            elif op == CALL:
+                best = np.int64(distance[code.x[at]]) + np.int64(distance[code.y[at]])
+            elif op == LEAF:
+                best = np.int64(code.low[at]) + np.int64(distance[code.y[at]])
+            best = min(best, np.int64(FAR))
+            if best < distance[at]:
+                distance[at] = best
+                changed = True
+
+
+@jit
+def _thread_distance(code: Code, store: Store, thread: np.int64) -> np.int64:
+    """Fewest bytes from a thread to a complete text."""
+    at = np.int64(thread >> 32)
+    stack = np.int64(thread & 0xFFFFFFFF)
+    total = np.int64(0)
+    while True:
+        total += np.int64(code.distance[at])
+        loop = np.int64(code.loop_of[at])
+        if loop >= 0:
+            rest = np.int64(code.low[loop]) - np.int64(store.value[stack]) - 1
+            if rest > 0:
+                total += rest * np.int64(code.distance[code.x[loop]])
+            at = np.int64(code.y[loop])
+        elif stack == 0:
+            return total
+        else:
+            at = np.int64(store.value[stack])
+        stack = np.int64(store.parent[stack])
+
+
+@jit
+def _nearest_thread(code: Code, store: Store, state: int) -> np.int64:
+    first = store.thread_first[state]
+    best = np.int64(-1)
+    fewest = np.int64(1 << 62)
+    for i in range(first, first + store.thread_count[state]):
+        distance = _thread_distance(code, store, store.threads[i])
+        if distance < fewest:
+            fewest = distance
+            best = store.threads[i]
+    return best
+
+
+@jit
+def ending_length(code: Code, store: Store, state: int) -> int:
+    """Length in bytes of a shortest completing text."""
+    return _thread_distance(code, store, _nearest_thread(code, store, state))
+
+
+@jit
+def shortest_ending(
+    code: Code, store: Store, state: int, out: NDArray[np.uint8], frames: NDArray[np.int64]
+) -> int:
+    """Write a shortest text that completes the output; returns its length.
+
+    -BUFFER_FULL if `out` (bytes) or `frames` (scratch for the stack) is too small.
+    """
+    thread = _nearest_thread(code, store, state)
+    at = np.int64(thread >> 32)
+    stack = np.int64(thread & 0xFFFFFFFF)
+    depth = 0
+    while stack != 0:
+        if depth >= len(frames):
+            return -BUFFER_FULL
+        frames[depth] = store.value[stack]
+        stack = np.int64(store.parent[stack])
+        depth += 1
+    for i in range(depth // 2):
+        frames[i], frames[depth - 1 - i] = frames[depth - 1 - i], frames[i]
+    written = 0
+    while True:
+        if written >= len(out) or depth + 1 >= len(frames):
+            return -BUFFER_FULL
+        op = code.op[at]
+        if op == MATCH:
+            return written
+        if op == BYTE:
+            has = code.set_has[code.x[at]]
+            out[written] = 0
+            for c in range(len(has)):
+                if has[c] and (out[written] == 0 or _nicer(code.class_byte[c], out[written])):
+                    out[written] = code.class_byte[c]
+            written += 1
+            at = np.int64(code.y[at])
+        elif op == LEAF:
+            if code.z[at] and code.low[at] == 0:
+                at = np.int64(code.y[at])
+                continue
+            best = np.int64(-1)
+            row = code.leaf_rows[code.x[at]]
+            for c in range(len(row)):
+                if row[c] < 0:
+                    continue
+                here = code.low[row[c]]
+                if (
+                    best < 0
+                    or here < code.low[best]
+                    or (here == code.low[best] and _nicer(code.class_byte[c], out[written]))
+                ):
+                    best = np.int64(row[c])
+                    out[written] = code.class_byte[c]
+            written += 1
+            at = best
+        elif op == SPLIT:
+            best = np.int64(code.targets[code.x[at]])
+            for target in code.targets[code.x[at] : code.x[at] + code.y[at]]:
+                if code.distance[target] < code.distance[best]:
+                    best = np.int64(target)
+            at = best
+        elif op == JUMP:
+            at = np.int64(code.x[at])
+        elif op == PUSH:
+            frames[depth] = 0
+            depth += 1
+            at = np.int64(code.x[at])
+        elif op == LOOP:
+            if frames[depth - 1] >= code.low[at]:
+                depth -= 1
+                at = np.int64(code.y[at])
+            else:
+                at = np.int64(code.x[at])
+        elif op == INCREMENT:
+            frames[depth - 1] += 1
+            at = np.int64(code.x[at])
+        elif op == CALL:
+            frames[depth] = code.y[at]
+            depth += 1
+            at = np.int64(code.x[at])
+        elif op == RETURN:
+            depth -= 1
+            at = np.int64(frames[depth])
+
+
+@jit
+def _nicer(one: np.uint8, other: np.uint8) -> bool:
+    """Whether byte `one` is the better filler: alphanumerics first, then printable, then the rest."""
+    return _rank(one) < _rank(other)
+
+
+@jit
+def _rank(byte: np.uint8) -> int:
+    if 0x30 <= byte <= 0x39:
+        return byte
+    if 0x61 <= byte <= 0x7A:
+        return 0x100 + byte
+    if 0x41 <= byte <= 0x5A:
+        return 0x200 + byte
+    if 0x20 < byte < 0x7F:
+        return 0x300 + byte
+    return 0x400 + byte

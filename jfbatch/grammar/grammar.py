@@ -1,0 +1,169 @@
+"""A compiled pattern and a row's position in it: what front ends, compiler and engine meet in.
+
+A `Grammar` is shared by all rows of a pattern and used from several threads; an `AutomatonMatcher`
+belongs to one row.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jfbatch.errors import GrammarError, InvalidGrammar
+from jfbatch.grammar import expression as expressions
+from jfbatch.grammar.automaton import Automaton
+from jfbatch.grammar.expression import RuleSet
+from jfbatch.grammar.json_schema import schema_to_rules
+from jfbatch.grammar.language import dfa_of
+from jfbatch.grammar.masks import MaskTable
+from jfbatch.grammar.program import Program, compile_program
+from jfbatch.grammar.regex import RAW_UTF8, regex_to_expression
+from jfbatch.grammar.vocabulary import Vocabulary
+
+JsonStyle = Literal["spaced", "compact", "pretty"]
+Objects = Literal["open", "closed"]
+
+
+class Grammar:
+    """A pattern compiled for one vocabulary.
+
+    `unenforced` lists what the automaton cannot hold (JSON pointer and keyword): outputs are then a
+    superset and must be checked. `warnings` are for people.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        vocabulary: Vocabulary,
+        unenforced: Sequence[str] = (),
+        warnings: Sequence[str] = (),
+    ) -> None:
+        self.vocabulary = vocabulary
+        self.program = program
+        self.automaton = Automaton(program)
+        self.masks = MaskTable(self.automaton, vocabulary)
+        self.unenforced = tuple(unenforced)
+        self.warnings = tuple(warnings)
+        self._forced: dict[int, bytes] = {}
+        self._last: dict[int, bool] = {}
+
+    @staticmethod
+    def from_json_schema(
+        schema: Any,
+        vocabulary: Vocabulary,
+        style: JsonStyle = "spaced",
+        objects: Objects = "closed",
+        strict: bool = False,
+    ) -> Grammar:
+        """The JSON texts a schema allows, in one fixed layout.
+
+        `objects` "closed" leaves undeclared properties out unless the schema asks for them, "open"
+        lets them through wherever the specification does. Raises UnsupportedSchema.
+        """
+        compiled = schema_to_rules(schema, style=style, objects=objects, strict=strict)
+        program = compile_program(compiled.rules, dfa_of)
+        return Grammar(program, vocabulary, compiled.unenforced, compiled.warnings)
+
+    @staticmethod
+    def from_regex(pattern: str, vocabulary: Vocabulary) -> Grammar:
+        """The texts that Python's re.fullmatch(pattern, text) accepts, as UTF-8. Raises InvalidGrammar."""
+        expression = regex_to_expression(pattern, dialect="python", alphabet=RAW_UTF8)
+        return Grammar(compile_program(RuleSet(expression), dfa_of), vocabulary)
+
+    @staticmethod
+    def from_choice(choices: Iterable[str], vocabulary: Vocabulary) -> Grammar:
+        """Exactly one of the given texts. Raises InvalidGrammar if there is none."""
+        texts = [expressions.literal(text) for text in choices]
+        if not texts:
+            raise InvalidGrammar("a choice needs at least one text")
+        return Grammar(compile_program(RuleSet(expressions.choice(*texts)), dfa_of), vocabulary)
+
+    @staticmethod
+    def from_pattern(
+        kind: str,
+        text: str,
+        vocabulary: Vocabulary,
+        style: JsonStyle = "spaced",
+        objects: Objects = "closed",
+        strict: bool = False,
+    ) -> Grammar:
+        """A pattern as rows carry it: kind schema, regex or choice, and its text (JSON but for regex)."""
+        if kind == "schema":
+            return Grammar.from_json_schema(json.loads(text), vocabulary, style, objects, strict)
+        if kind == "regex":
+            return Grammar.from_regex(text, vocabulary)
+        if kind == "choice":
+            return Grammar.from_choice(json.loads(text), vocabulary)
+        raise InvalidGrammar(f"patterns of kind {kind!r} are not known: schema, regex and choice are")
+
+    def matcher(self) -> AutomatonMatcher:
+        """A new position at the start of an output."""
+        return AutomatonMatcher(self)
+
+    def forced(self, state: int) -> bytes:
+        found = self._forced.get(state)
+        if found is None:
+            found = self._forced[state] = self.automaton.forced(state)
+        return found
+
+    def is_last(self, state: int) -> bool:
+        found = self._last.get(state)
+        if found is None:
+            found = self._last[state] = self.automaton.is_last(state)
+        return found
+
+
+class AutomatonMatcher:
+    """One row's position: the automaton state after each accepted token (see `Matcher`)."""
+
+    __slots__ = ("ended", "grammar", "states")
+
+    def __init__(self, grammar: Grammar) -> None:
+        self.grammar = grammar
+        self.states = [grammar.automaton.start]
+        self.ended = False  # an end token was taken; it repeats the last state
+
+    def token_mask(self) -> NDArray[np.uint32]:
+        if self.ended:
+            return np.zeros(self.grammar.vocabulary.words, np.uint32)
+        return self.grammar.masks.mask(self.states[-1])
+
+    def accept_token(self, token_id: int) -> None:
+        vocabulary = self.grammar.vocabulary
+        state = self.states[-1]
+        if self.ended:
+            raise GrammarError("no token may follow an end token")
+        if token_id in vocabulary.end_ids:
+            if not self.is_accepting():
+                raise GrammarError(f"end token {token_id} where the output is not complete")
+            self.ended = True
+            self.states.append(state)
+            return
+        data = vocabulary.token_bytes[token_id] if 0 <= token_id < vocabulary.size else None
+        target = self.grammar.automaton.advance(state, data) if data else -1
+        if target < 0:
+            raise GrammarError(f"token {token_id} ({data!r}) is not allowed here")
+        self.states.append(target)
+
+    def rollback(self, count: int) -> None:
+        if not 0 <= count < len(self.states):
+            raise GrammarError(f"cannot undo {count} tokens of {len(self.states) - 1}")
+        if count:
+            del self.states[-count:]
+            self.ended = False
+
+    def forced_bytes(self) -> bytes:
+        return b"" if self.ended else self.grammar.forced(self.states[-1])
+
+    def is_accepting(self) -> bool:
+        return self.grammar.automaton.is_accepting(self.states[-1])
+
+    def is_finished(self) -> bool:
+        return self.ended or (self.is_accepting() and self.grammar.is_last(self.states[-1]))
+
+    def shortest_ending(self) -> bytes:
+        return b"" if self.ended else self.grammar.automaton.shortest_ending(self.states[-1])

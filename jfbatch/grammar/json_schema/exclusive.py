@@ -1,0 +1,66 @@
+"""oneOf: as anyOf where the branches provably exclude each other, otherwise by subtracting.
+
+Branch i is `S_i and not S_j` for exactly those j whose conjunction with S_i is not provably empty.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from jfbatch.grammar.json_schema.reading import read_schemas
+from jfbatch.grammar.json_schema.resolve import SchemaNode
+from jfbatch.grammar.json_schema.shape import ANY_TYPE
+
+if TYPE_CHECKING:
+    from jfbatch.grammar.json_schema.merge import Alternative, Branch, Merger
+
+PAIR_LIMIT = 2_000
+"""Pairs of branches that are compared; a oneOf with more is left to the check."""
+
+
+def add_one_of(merger: Merger, node: SchemaNode, value: Any, branch: Branch) -> None:
+    from jfbatch.grammar.json_schema.merge import Split
+
+    parts = read_schemas(merger, node, "oneOf", value)
+    label = f"#{node.path}: oneOf"
+    if len(parts) == 1:
+        branch.add(parts[0])
+        return
+
+    def expand(current: Branch) -> list[Alternative] | None:
+        return _alternatives(merger, label, parts, current)
+
+    branch.splits.append(Split(label, ANY_TYPE, (), expand, 0))
+
+
+def _alternatives(merger: Merger, label: str, parts: list[SchemaNode], branch: Branch) -> list[Alternative]:
+    from jfbatch.grammar.json_schema.merge import Fact, Split
+
+    living = [part for part in parts if _can_join(merger, branch, (part,))]
+    if len(living) * (len(living) - 1) // 2 > PAIR_LIMIT:
+        return [((part, True), Fact("unenforce", (ANY_TYPE, label))) for part in living]
+    overlaps: dict[int, list[int]] = {index: [] for index in range(len(living))}
+    for left in range(len(living)):
+        for right in range(left + 1, len(living)):
+            if _can_join(merger, branch, (living[left], living[right])):
+                overlaps[left].append(right)
+                overlaps[right].append(left)
+    alternatives: list[Alternative] = []
+    for index, part in enumerate(living):
+        formulas: list[Any] = [(part, True)]
+        for other in overlaps[index]:
+            negations = merger.negated(living[other])
+            formulas.append(Split(label, ANY_TYPE, tuple(negations), None, 3))
+        alternatives.append(tuple(formulas))
+    return alternatives
+
+
+def _can_join(merger: Merger, branch: Branch, parts: tuple[SchemaNode, ...]) -> bool:
+    """Whether the parts may hold together in this branch; False is proven."""
+    conjunction = tuple((part, True) for part in parts)
+    if len(parts) > 1 and merger.is_empty(conjunction):
+        return False
+    from jfbatch.grammar.json_schema.merge import Branch as NewBranch
+
+    joined = NewBranch(branch.shape.copy(), list(conjunction), set(branch.visited), [])
+    return merger.is_possible(joined)

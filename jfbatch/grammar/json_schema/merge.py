@@ -1,0 +1,382 @@
+"""Merging: a conjunction of subschemas becomes a list of shapes, any of which may hold.
+
+One pass works like a tableau: keywords either narrow the branch's shape, add further subschemas to
+the conjunction ($ref, allOf), or split it (anyOf, oneOf, not, if, dependencies). A subschema already
+in the conjunction adds nothing, which is what makes recursion end. Where the branches would become
+too many, a split is left out, and the shapes say so as `unenforced`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Union
+
+from jfbatch.errors import GrammarTooLarge, UnsupportedSchema
+from jfbatch.grammar.json_schema.resolve import Resolver, SchemaNode
+from jfbatch.grammar.json_schema.shape import (
+    ANY_TYPE,
+    Atom,
+    Conjunction,
+    ItemScope,
+    PropertyScope,
+    Shape,
+)
+
+BRANCH_LIMIT = 300
+"""Branches of one conjunction beyond which splits are left to the check afterwards."""
+
+NODE_LIMIT = 20_000
+"""Subschemas that one conjunction may take in, all branches together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """A call of one of Shape's methods, as a value."""
+
+    method: str
+    arguments: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Split:
+    """One of the alternatives holds, where the value is of a type in `mask`; other types are free.
+
+    `expand` makes the alternatives when the branch is taken apart, for those that depend on its shape;
+    None from it leaves the split to the check. Splits are taken in the order of `cost`, cheap ones first.
+    """
+
+    label: str
+    mask: int
+    alternatives: tuple[Alternative, ...] = ()
+    expand: Callable[[Branch], list[Alternative] | None] | None = None
+    cost: int = 0
+
+
+Formula = Union[Atom, Fact, Split]
+Alternative = tuple[Formula, ...]
+
+LATE = 100
+"""The cost from which on a split speaks about what the other splits have brought together."""
+
+
+class Branch:
+    """A shape in the making: what is still to be read, and what is still to be split."""
+
+    __slots__ = ("pending", "shape", "splits", "visited")
+
+    def __init__(self, shape: Shape, pending: list[Formula], visited: set[Atom], splits: list[Split]) -> None:
+        self.shape = shape
+        self.pending = pending
+        self.visited = visited
+        self.splits = splits
+
+    def copy(self) -> Branch:
+        return Branch(self.shape.copy(), list(self.pending), set(self.visited), list(self.splits))
+
+    def add(self, node: SchemaNode, positive: bool = True) -> None:
+        self.pending.append((node, positive))
+
+    def split(
+        self,
+        label: str,
+        alternatives: list[Alternative],
+        mask: int = ANY_TYPE,
+        cost: int = 0,
+    ) -> None:
+        """Add a split; a single alternative needs none, and without any the branch is dead."""
+        if not alternatives:
+            self.shape.limit_types(ANY_TYPE & ~mask)
+        elif len(alternatives) == 1 and mask == ANY_TYPE:
+            self.pending.extend(alternatives[0])
+        else:
+            self.splits.append(Split(label, mask, tuple(alternatives), None, cost))
+
+
+PositiveKeyword = Callable[["Merger", SchemaNode, Any, Branch], None]
+NegativeKeyword = Callable[["Merger", SchemaNode, Any], list[Alternative]]
+
+
+class _TooManyBranches(Exception):
+    """Internal: carries the label of the split to leave out."""
+
+    def __init__(self, label: str) -> None:
+        self.label = label
+
+
+class Merger:
+    """Expands conjunctions of one document's nodes; remembers what it found."""
+
+    def __init__(self, resolver: Resolver) -> None:
+        # The tables are imported here because their functions take a Merger.
+        from jfbatch.grammar.json_schema.keywords import POSITIVE, active_keywords
+        from jfbatch.grammar.json_schema.negation import NEGATIVE
+
+        self.resolver = resolver
+        self.never: Atom = (resolver.never, True)
+        self._positive: dict[str, PositiveKeyword] = POSITIVE
+        self._negative: dict[str, NegativeKeyword] = NEGATIVE
+        self._active_keywords = active_keywords
+        self._keywords: dict[SchemaNode, tuple[str, ...]] = {}
+        self._canonical: dict[SchemaNode, Conjunction] = {}
+        self._negations: dict[SchemaNode, list[Alternative]] = {}
+        self._empty: dict[frozenset[Atom], bool] = {}
+        self._shapes: dict[frozenset[Atom], list[Shape]] = {}
+        self._emptiness_depth = 0
+        self.property_scopes: dict[SchemaNode, PropertyScope] = {}
+        self.item_scopes: dict[SchemaNode, ItemScope] = {}
+
+    def keywords(self, node: SchemaNode) -> tuple[str, ...]:
+        """The keywords of a node that constrain anything in its draft, in the order written."""
+        found = self._keywords.get(node)
+        if found is None:
+            found = self._active_keywords(self.resolver, node)
+            self._keywords[node] = found
+        return found
+
+    def canonical(self, conjunction: Conjunction) -> Conjunction:
+        """The same conjunction without what adds nothing: true, bare $refs and allOfs replaced by what they say."""
+        if len(conjunction) == 1 and conjunction[0][1]:
+            return self._canonical_node(conjunction[0][0])
+        atoms: dict[Atom, None] = {}
+        for node, positive in conjunction:
+            if positive:
+                atoms.update(dict.fromkeys(self._canonical_node(node)))
+            elif node.schema is False or (isinstance(node.schema, dict) and self._is_nothing(node)):
+                atoms[(node, False)] = None
+            elif node.schema is True:
+                return (self.never,)
+            else:
+                atoms[(node, False)] = None
+        if self.never in atoms or self._contradicts(atoms):
+            return (self.never,)
+        return tuple(atoms)
+
+    def _is_nothing(self, node: SchemaNode) -> bool:
+        return self._canonical_node(node) == (self.never,)
+
+    def _contradicts(self, atoms: dict[Atom, None]) -> bool:
+        negative = [node for node, positive in atoms if not positive]
+        if not negative:
+            return False
+        positive_nodes = [node for node, positive in atoms if positive]
+        for node in negative:
+            meaning = self._canonical_node(node)
+            if not meaning:
+                return True
+            if all((part, True) in atoms for part, _ in meaning):
+                return True
+            for other in positive_nodes:
+                if other.base == node.base and other.draft == node.draft and other.schema == node.schema:
+                    return True
+        return False
+
+    def _canonical_node(self, node: SchemaNode) -> Conjunction:
+        found = self._canonical.get(node)
+        if found is not None:
+            return found
+        atoms: dict[Atom, None] = {}
+        seen: set[SchemaNode] = set()
+        pending = [node]
+        while pending:
+            current = pending.pop()
+            if current.schema is False:
+                atoms = {self.never: None}
+                break
+            if current in seen or current.schema is True:
+                continue
+            seen.add(current)
+            keywords = self.keywords(current)
+            if not all(keyword in ("$ref", "allOf", "$dynamicRef", "$recursiveRef") for keyword in keywords):
+                atoms[(current, True)] = None
+                continue
+            below: list[SchemaNode] = []
+            for keyword in keywords:
+                if keyword == "allOf":
+                    parts = current.schema["allOf"]
+                    if not isinstance(parts, list):
+                        raise current.fail("allOf", "must be a list of schemas")
+                    below += [self.resolver.child(current, part, "allOf", str(i)) for i, part in enumerate(parts)]
+                else:
+                    below.append(self.resolver.reference(current, keyword))
+            pending.extend(reversed(below))
+        result = tuple(atoms)
+        self._canonical[node] = result
+        return result
+
+    def shapes(self, conjunction: Conjunction) -> list[Shape]:
+        """The shapes of a canonical conjunction; none if nothing satisfies it."""
+        key = frozenset(conjunction)
+        found = self._shapes.get(key)
+        if found is None:
+            found = self.expand(Branch(Shape(), list(conjunction), set(), []), conjunction)
+            self._shapes[key] = found
+        return found
+
+    def expand(self, start: Branch, conjunction: Conjunction) -> list[Shape]:
+        """All branches of `start` taken apart. Leaves out the dearest splits when there are too many."""
+        left_out: set[str] = set()
+        while True:
+            try:
+                return self._expand(start.copy(), conjunction, left_out)
+            except _TooManyBranches as overflow:
+                left_out.add(overflow.label)
+
+    def _expand(self, start: Branch, conjunction: Conjunction, left_out: set[str]) -> list[Shape]:
+        results: list[Shape] = []
+        stack = [start]
+        steps = 0
+        dearest: dict[str, int] = {}
+        while stack:
+            branch = stack.pop()
+            steps += 1
+            if not self._read(branch):
+                continue
+            split = self._next_split(branch, left_out)
+            if split is None or self._decided_by_values(branch):
+                results.append(branch.shape)
+            else:
+                branches = self._take_apart(branch, split)
+                if branches is None:
+                    left_out.add(split.label)
+                    branch.shape.unenforce(split.mask, split.label)
+                    stack.append(branch)
+                    continue
+                stack.extend(reversed(branches))
+                if len(branches) > 1:
+                    dearest[split.label] = dearest.get(split.label, 0) + len(branches) * (1 + 4 * split.cost)
+            if len(results) + len(stack) > BRANCH_LIMIT or steps > 8 * BRANCH_LIMIT:
+                raise _TooManyBranches(max(dearest, key=lambda label: dearest[label]))
+        return results
+
+    def _decided_by_values(self, branch: Branch) -> bool:
+        """With a finite list of candidates the rest is evaluated value by value."""
+        return branch.shape.values is not None
+
+    def _read(self, branch: Branch) -> bool:
+        """Read all that is pending into the shape; False if the branch turns out dead."""
+        pending, visited, shape = branch.pending, branch.visited, branch.shape
+        while pending:
+            formula = pending.pop(0) if len(pending) < 64 else pending.pop()
+            if isinstance(formula, Fact):
+                getattr(shape, formula.method)(*formula.arguments)
+                continue
+            if isinstance(formula, Split):
+                branch.splits.append(formula)
+                continue
+            if formula in visited:
+                continue
+            node, positive = formula
+            if (node, not positive) in visited:
+                return False
+            visited.add(formula)
+            if len(visited) > NODE_LIMIT:
+                raise GrammarTooLarge(f"schema at #{node.path}: more than {NODE_LIMIT} subschemas apply at once")
+            if isinstance(node.schema, bool):
+                if node.schema != positive:
+                    return False
+                continue
+            if positive:
+                for keyword in self.keywords(node):
+                    self._positive[keyword](self, node, node.schema[keyword], branch)
+            else:
+                alternatives = self.negated(node)
+                if not alternatives:
+                    return False
+                branch.split(f"#{node.path}: not", alternatives, cost=1)
+            if not shape.types:
+                return False
+        return shape.settle() and not self._contradicts_by_properties(shape)
+
+    def negated(self, node: SchemaNode) -> list[Alternative]:
+        """The ways not to satisfy a node, one keyword each."""
+        found = self._negations.get(node)
+        if found is None:
+            found = []
+            for keyword in self.keywords(node):
+                found.extend(self._negative[keyword](self, node, node.schema[keyword]))
+            self._negations[node] = found
+        return found
+
+    def _next_split(self, branch: Branch, left_out: set[str]) -> Split | None:
+        best: int | None = None
+        kept: list[Split] = []
+        for split in branch.splits:
+            if not split.mask & branch.shape.types:
+                continue
+            if split.label in left_out:
+                branch.shape.unenforce(split.mask, split.label)
+                continue
+            kept.append(split)
+            if best is None or split.cost < kept[best].cost:
+                best = len(kept) - 1
+        branch.splits = kept
+        return None if best is None else kept.pop(best)
+
+    def _take_apart(self, branch: Branch, split: Split) -> list[Branch] | None:
+        alternatives: Any = split.alternatives
+        if split.expand is not None:
+            alternatives = split.expand(branch)
+            if alternatives is None:
+                return None
+        branches: list[Branch] = []
+        outside = branch.shape.types & ~split.mask
+        if outside:
+            other = branch.copy()
+            other.shape.limit_types(outside)
+            branches.append(other)
+            branch.shape.limit_types(split.mask)
+        for index, alternative in enumerate(alternatives):
+            taken = branch if index == len(alternatives) - 1 else branch.copy()
+            taken.pending.extend(alternative)
+            branches.append(taken)
+        return branches
+
+    # Emptiness: whether a conjunction provably has no instance. False means "not proven".
+
+    def is_empty(self, conjunction: Conjunction) -> bool:
+        conjunction = self.canonical(conjunction)
+        if not conjunction:
+            return False
+        if conjunction == (self.never,):
+            return True
+        key = frozenset(conjunction)
+        found = self._empty.get(key)
+        if found is None:
+            if self._emptiness_depth >= 4:
+                return False
+            self._empty[key] = False  # taken as true of itself while being worked out
+            self._emptiness_depth += 1
+            try:
+                found = all(self.shape_is_empty(shape, conjunction) for shape in self.shapes(conjunction))
+            except UnsupportedSchema:
+                found = False
+            finally:
+                self._emptiness_depth -= 1
+            self._empty[key] = found
+        return found
+
+    def shape_is_empty(self, shape: Shape, conjunction: Conjunction) -> bool:
+        """Whether no value provably has this shape; `conjunction` is what it was made from."""
+        from jfbatch.grammar.json_schema.values import remaining_values
+
+        if shape.values is not None:
+            return not remaining_values(self, shape, conjunction)
+        return not shape.types
+
+    def _contradicts_by_properties(self, shape: Shape) -> bool:
+        """Take away the object type where a required property can have no value; True if nothing is left."""
+        from jfbatch.grammar.json_schema.objects import property_conjunction
+        from jfbatch.grammar.json_schema.shape import OBJECT
+
+        if not shape.types & OBJECT or not shape.object.required or not shape.object.scopes:
+            return False
+        if self._emptiness_depth >= 4:
+            return False
+        for name in shape.object.required:
+            conjunction = property_conjunction(self, shape.object, name)
+            if len(conjunction) > 1 or conjunction == (self.never,):
+                if self.is_empty(conjunction):
+                    shape.types &= ~OBJECT
+                    break
+        return not shape.types

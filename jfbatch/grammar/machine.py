@@ -1,0 +1,401 @@
+"""The machine under an automaton: threads, their closure, interned states, transition rows.
+
+Everything here is numba over plain arrays, releases the GIL and never grows an array: a function
+that runs out of room says which array (GROW_*), the caller enlarges it and calls again. All
+functions may be interrupted so and repeated, because what they add is hash-consed.
+
+A thread is one int64: instruction << 32 | stack id. Stack 0 is empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from jfbatch.grammar.program import Code
+
+# Opcodes. x, y, z are operands; "next" is an instruction.
+BYTE = 0  # consume a byte of set x, then y
+SPLIT = 1  # to each of targets[x : x + y]
+JUMP = 2  # to x
+PUSH = 3  # push count 0, then LOOP x
+LOOP = 4  # body x while count < high; pop and go to y once count >= low
+INCREMENT = 5  # count += 1, back to LOOP x
+CALL = 6  # push return address y, go to x
+RETURN = 7  # pop a return address and go there
+MATCH = 8  # the whole text is complete
+LEAF = 9  # row x of leaf_rows says the next instruction; if z, may also go to y; low = bytes to acceptance
+
+# What a function may answer beside OK.
+OK = 0
+GROW_STATES = 1
+GROW_THREADS = 2
+GROW_STACKS = 3
+GROW_SCRATCH = 4
+TOO_LARGE = 5
+BUFFER_FULL = 6
+
+DEAD = -1  # no text continues this way
+UNKNOWN = -2  # transition not computed yet
+
+# Counters in Store.meta.
+STATES = 0
+THREADS = 1
+STACKS = 2
+EPOCH = 3
+CLOSED = 4  # threads in Store.closed
+MAX_THREADS = 5  # limit per state
+EXPLORED = 6  # states whose rows `explore` has filled
+
+
+class Store(NamedTuple):
+    """What an automaton has made so far; all arrays have room to spare, `meta` says how much is used.
+
+    rows         int32[states, C]   next state per byte class, DEAD or UNKNOWN
+    thread_first, thread_count int32[states]   the state's threads are threads[first : first + count]
+    accepting    uint8[states]
+    state_hash   uint64[states]
+    state_table  int32[2^k]         open addressing, state + 1
+    threads      int64[..]
+    parent       int32[stacks]      the stack below the top frame
+    value        int32[stacks]      top frame: return address or count
+    stack_table  int32[2^k]         open addressing, stack + 1
+    seen_key     int64[2^k]         visited set of the closure in progress
+    seen_epoch   int64[2^k]
+    work, closed int64[..]          closure: to do, and done
+    meta         int64[8]
+    """
+
+    rows: NDArray[np.int32]
+    thread_first: NDArray[np.int32]
+    thread_count: NDArray[np.int32]
+    accepting: NDArray[np.uint8]
+    state_hash: NDArray[np.uint64]
+    state_table: NDArray[np.int32]
+    threads: NDArray[np.int64]
+    parent: NDArray[np.int32]
+    value: NDArray[np.int32]
+    stack_table: NDArray[np.int32]
+    seen_key: NDArray[np.int64]
+    seen_epoch: NDArray[np.int64]
+    work: NDArray[np.int64]
+    closed: NDArray[np.int64]
+    meta: NDArray[np.int64]
+
+
+Kernel = TypeVar("Kernel", bound=Callable[..., Any])
+
+
+def jit(function: Kernel) -> Kernel:
+    """Compiled once, kept on disk beside the source, called without the GIL."""
+    return numba.njit(cache=True, nogil=True)(function)  # type: ignore[no-any-return]
+
+
+@jit
+def _mix(value: np.uint64) -> np.uint64:
+    """The finaliser of splitmix64 (Steele, Lea, Flood 2014)."""
+    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return value ^ (value >> np.uint64(31))
+
+
+@jit
+def _stack_slot(parent: int, value: int, mask: int) -> int:
+    hashed = _mix(np.uint64(parent) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(value))
+    return np.int64(hashed & np.uint64(mask))
+
+
+@jit
+def push_frame(store: Store, parent: int, value: int) -> int:
+    """The stack `value` on top of `parent`, hash-consed; -1 if there is no room."""
+    table = store.stack_table
+    mask = len(table) - 1
+    slot = _stack_slot(parent, value, mask)
+    while True:
+        found = table[slot] - 1
+        if found < 0:
+            break
+        if store.parent[found] == parent and store.value[found] == value:
+            return found
+        slot = (slot + 1) & mask
+    stack = store.meta[STACKS]
+    if stack >= len(store.parent) or 2 * stack >= len(table):
+        return -1
+    store.parent[stack] = parent
+    store.value[stack] = value
+    table[slot] = stack + 1
+    store.meta[STACKS] = stack + 1
+    return stack
+
+
+@jit
+def _later(store: Store, top: int, thread: np.int64) -> int:
+    """Put a thread on the closure's to-do list unless it has been there; the new top, or -1."""
+    mask = len(store.seen_key) - 1
+    epoch = store.meta[EPOCH]
+    slot = np.int64(_mix(np.uint64(thread)) & np.uint64(mask))
+    probes = 0
+    while store.seen_epoch[slot] == epoch:
+        if store.seen_key[slot] == thread:
+            return top
+        slot = (slot + 1) & mask
+        probes += 1
+        if probes > 64:
+            return -1
+    if top >= len(store.work):
+        return -1
+    store.seen_key[slot] = thread
+    store.seen_epoch[slot] = epoch
+    store.work[top] = thread
+    return top + 1
+
+
+@jit
+def add_closure(code: Code, store: Store, instruction: int, stack: int) -> int:
+    """Add to Store.closed every consuming or matching thread reachable without a byte."""
+    top = _later(store, 0, (np.int64(instruction) << 32) | np.int64(stack))
+    if top < 0:
+        return GROW_SCRATCH
+    while top > 0:
+        top -= 1
+        thread = store.work[top]
+        at = np.int64(thread >> 32)
+        stack = np.int64(thread & 0xFFFFFFFF)
+        op = code.op[at]
+        go = np.int64(-1)
+        if op in (BYTE, MATCH, LEAF):
+            closed = store.meta[CLOSED]
+            if closed >= store.meta[MAX_THREADS]:
+                return TOO_LARGE
+            if closed >= len(store.closed):
+                return GROW_SCRATCH
+            store.closed[closed] = thread
+            store.meta[CLOSED] = closed + 1
+            if op != LEAF or code.z[at] == 0:
+                continue
+            go = np.int64(code.y[at])
+        elif op == SPLIT:
+            for target in code.targets[code.x[at] : code.x[at] + code.y[at]]:
+                top = _later(store, top, (np.int64(target) << 32) | stack)
+                if top < 0:
+                    return GROW_SCRATCH
+            continue
+        elif op == JUMP:
+            go = np.int64(code.x[at])
+        elif op == PUSH:
+            stack = push_frame(store, stack, 0)
+            go = np.int64(code.x[at])
+        elif op == CALL:
+            stack = push_frame(store, stack, code.y[at])
+            go = np.int64(code.x[at])
+        elif op == INCREMENT:
+            go = np.int64(code.x[at])
+            count = store.value[stack] + 1
+            if code.high[go] < 0 and count > code.low[go]:
+                count = code.low[go]
+            stack = push_frame(store, store.parent[stack], count)
+        elif op == LOOP:
+            count = store.value[stack]
+            if count >= code.low[at]:
+                top = _later(store, top, (np.int64(code.y[at]) << 32) | np.int64(store.parent[stack]))
+                if top < 0:
+                    return GROW_SCRATCH
+            if code.high[at] >= 0 and count >= code.high[at]:
+                continue
+            go = np.int64(code.x[at])
+        elif op == RETURN:
+            go = np.int64(store.value[stack])
+            stack = np.int64(store.parent[stack])
+        if stack < 0:
+            return GROW_STACKS
+        top = _later(store, top, (go << 32) | np.int64(stack))
+        if top < 0:
+            return GROW_SCRATCH
+    return OK
+
+
+@jit
+def intern_state(code: Code, store: Store) -> int:
+    """The state of the threads in Store.closed: found or made; -GROW_* if there is no room."""
+    size = store.meta[CLOSED]
+    threads = store.closed[:size]
+    threads.sort()
+    hashed = np.uint64(size)
+    for thread in threads:
+        hashed = _mix(hashed * np.uint64(0x9E3779B97F4A7C15) + np.uint64(thread))
+    mask = len(store.state_table) - 1
+    slot = np.int64(hashed & np.uint64(mask))
+    while True:
+        found = store.state_table[slot] - 1
+        if found < 0:
+            break
+        if store.state_hash[found] == hashed and store.thread_count[found] == size:
+            first = store.thread_first[found]
+            same = True
+            for i in range(size):
+                if store.threads[first + i] != threads[i]:
+                    same = False
+                    break
+            if same:
+                return found
+        slot = (slot + 1) & mask
+    state = store.meta[STATES]
+    if state >= len(store.thread_first) or 2 * state >= len(store.state_table):
+        return -GROW_STATES
+    begin = store.meta[THREADS]
+    if begin + size > len(store.threads):
+        return -GROW_THREADS
+    accepts = 0
+    for i in range(size):
+        store.threads[begin + i] = threads[i]
+        if code.op[threads[i] >> 32] == MATCH:
+            accepts = 1
+    store.thread_first[state] = begin
+    store.thread_count[state] = size
+    store.accepting[state] = accepts
+    store.state_hash[state] = hashed
+    store.rows[state, :] = UNKNOWN
+    store.state_table[slot] = state + 1
+    store.meta[STATES] = state + 1
+    store.meta[THREADS] = begin + size
+    return state
+
+
+@jit
+def start_state(code: Code, store: Store, start: int) -> int:
+    """The state before any byte, or -GROW_*/-TOO_LARGE."""
+    store.meta[EPOCH] += 1
+    store.meta[CLOSED] = 0
+    answer = add_closure(code, store, start, 0)
+    if answer != OK:
+        return -answer
+    return intern_state(code, store)
+
+
+@jit
+def fill_row(code: Code, store: Store, state: int) -> int:
+    """Compute the transitions of a state for all byte classes.
+
+    Classes that move the same threads the same way share one closure: they are told apart by a
+    64-bit sum over (thread, target). Cost: threads x classes + one closure per distinct class.
+    """
+    classes = store.rows.shape[1]
+    first = store.thread_first[state]
+    last = first + store.thread_count[state]
+    signature = np.zeros(classes, np.uint64)
+    for i in range(first, last):
+        at = store.threads[i] >> 32
+        op = code.op[at]
+        if op == BYTE:
+            has = code.set_has[code.x[at]]
+            token = _mix(np.uint64(i - first + 1) * np.uint64(0x9E3779B97F4A7C15))
+            for c in range(classes):
+                if has[c]:
+                    signature[c] += token
+        elif op == LEAF:
+            row = code.leaf_rows[code.x[at]]
+            for c in range(classes):
+                if row[c] >= 0:
+                    signature[c] += _mix(
+                        np.uint64(i - first + 1) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(row[c] + 1)
+                    )
+    for c in range(classes):
+        if signature[c] == 0:
+            store.rows[state, c] = DEAD
+            continue
+        known = -1
+        for d in range(c):
+            if signature[d] == signature[c]:
+                known = d
+                break
+        if known >= 0:
+            store.rows[state, c] = store.rows[state, known]
+            continue
+        store.meta[EPOCH] += 1
+        store.meta[CLOSED] = 0
+        for i in range(first, last):
+            thread = store.threads[i]
+            at = thread >> 32
+            op = code.op[at]
+            go = -1
+            if op == BYTE:
+                if code.set_has[code.x[at], c]:
+                    go = code.y[at]
+            elif op == LEAF:
+                go = code.leaf_rows[code.x[at], c]
+            if go >= 0:
+                answer = add_closure(code, store, go, np.int64(thread & 0xFFFFFFFF))
+                if answer != OK:
+                    return answer
+        target = intern_state(code, store)
+        if target < 0:
+            return -target
+        store.rows[state, c] = target
+    return OK
+
+
+@jit
+def step(code: Code, store: Store, state: int, byte_class: int) -> int:
+    """The state after a byte of this class: a state, DEAD, or below DEAD: -(GROW_* or TOO_LARGE) - 1."""
+    target = store.rows[state, byte_class]
+    if target == UNKNOWN:
+        answer = fill_row(code, store, state)
+        if answer != OK:
+            return -answer - 1
+        target = store.rows[state, byte_class]
+    return target
+
+
+@jit
+def advance(code: Code, store: Store, state: int, data: NDArray[np.uint8]) -> int:
+    """The state after all of `data` (as `step`)."""
+    for byte in data:
+        state = step(code, store, state, code.class_of_byte[byte])
+        if state < 0:
+            return state
+    return state
+
+
+@jit
+def explore(code: Code, store: Store, limit: int, done: int) -> int:
+    """Fill the rows of states from number `done` on until all are filled or there are `limit`.
+
+    Returns how many are filled, or -GROW_*/-TOO_LARGE (the caller keeps count in meta[EXPLORED]).
+    """
+    while done < store.meta[STATES] and done < limit:
+        answer = fill_row(code, store, done)
+        if answer != OK:
+            store.meta[EXPLORED] = done
+            return -answer
+        done += 1
+    store.meta[EXPLORED] = done
+    return done
+
+
+@jit
+def fill_state_table(table: NDArray[np.int32], state_hash: NDArray[np.uint64], states: int) -> None:
+    """Put the first `states` states into an empty open-addressing table."""
+    mask = len(table) - 1
+    for state in range(states):
+        slot = np.int64(state_hash[state] & np.uint64(mask))
+        while table[slot] != 0:
+            slot = (slot + 1) & mask
+        table[slot] = state + 1
+
+
+@jit
+def fill_stack_table(
+    table: NDArray[np.int32], parent: NDArray[np.int32], value: NDArray[np.int32], stacks: int
+) -> None:
+    """Put stacks 1.. into an empty open-addressing table (stack 0, the empty one, is in none)."""
+    mask = len(table) - 1
+    for stack in range(1, stacks):
+        slot = _stack_slot(parent[stack], value[stack], mask)
+        while table[slot] != 0:
+            slot = (slot + 1) & mask
+        table[slot] = stack + 1

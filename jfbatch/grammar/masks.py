@@ -1,0 +1,130 @@
+"""(automaton state, token trie) -> allowed-token bitmask, memoised and shared by all rows.
+
+One walk visits only the trie's live part. States that differ only in counts too far from their
+bounds to matter to any token have the same mask, so a string of up to 5000 characters costs one
+walk, not 5000. Inside a free JSON string most tokens are plain text: those are allowed together, by
+how many characters they have, and only the rest of the vocabulary is walked (the idea of
+llguidance's "slices").
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jfbatch.grammar.automaton import Automaton
+from jfbatch.grammar.machine import OK
+from jfbatch.grammar.vocabulary import TokenTrie, Vocabulary, build_trie
+from jfbatch.grammar.walk import clamped_state, free_characters, walk_trie
+
+MASK_BUDGET = 256 * 1024 * 1024  # bytes of memoised masks of one grammar
+
+
+@dataclass(frozen=True, eq=False)
+class PlainText:
+    """The tokens that are whole characters needing no escape in JSON, and the trie of the others.
+
+    up_to   uint32[N + 1, words]   row n: plain tokens of at most n characters (N = the longest)
+    """
+
+    up_to: NDArray[np.uint32]
+    others: TokenTrie
+
+    @staticmethod
+    @lru_cache(maxsize=4)
+    def of(vocabulary: Vocabulary) -> PlainText:
+        lengths = np.full(vocabulary.size, -1, np.int64)
+        others = list(vocabulary.token_bytes)
+        for token, data in enumerate(others):
+            if data and (count := _plain_characters(data)) > 0:
+                lengths[token] = count
+                others[token] = None
+        longest = int(lengths.max(initial=0))
+        bits = np.zeros((longest + 1, vocabulary.words * 32), np.uint8)
+        for count in range(1, longest + 1):
+            bits[count, : vocabulary.size] = (lengths > 0) & (lengths <= count)
+        up_to = np.packbits(bits, axis=1, bitorder="little").view(np.uint32)
+        return PlainText(up_to, build_trie(others))
+
+
+PLAIN_BYTES = np.array([byte >= 0x20 and byte not in b'"\\' for byte in range(256)], np.uint8)
+
+
+def _plain_characters(data: bytes) -> int:
+    """Characters of a text that JSON strings hold as it is, 0 if it is not such a text."""
+    if any(not PLAIN_BYTES[byte] for byte in data):
+        return 0
+    try:
+        return len(data.decode("utf-8"))
+    except UnicodeDecodeError:
+        return 0
+
+
+class MaskTable:
+    """The masks of one automaton over one vocabulary, made on demand."""
+
+    def __init__(self, automaton: Automaton, vocabulary: Vocabulary, budget: int = MASK_BUDGET) -> None:
+        self.automaton = automaton
+        self.vocabulary = vocabulary
+        self.horizon = vocabulary.trie.max_depth + 1
+        self.most = max(16, budget // (4 * vocabulary.words))
+        self.masks: dict[int, NDArray[np.uint32]] = {}  # representative state -> mask
+        self.representatives: dict[int, int] = {}
+        self.walks = 0
+
+    def mask(self, state: int) -> NDArray[np.uint32]:
+        """uint32[ceil(V/32)], read-only: bit t = token t may come next from `state`."""
+        representative = self.representatives.get(state)
+        if representative is None:
+            representative = self.automaton.retry(clamped_state, state, self.horizon)
+            self.representatives[state] = representative
+        mask = self.masks.get(representative)
+        if mask is None:
+            mask = self.walk(representative)
+            if len(self.masks) >= self.most:  # oldest first: long past for the rows in flight
+                self.masks.pop(next(iter(self.masks)), None)
+            self.masks[representative] = mask
+        return mask
+
+    def walk(self, state: int) -> NDArray[np.uint32]:
+        """A fresh mask by one walk over the trie."""
+        self.walks += 1
+        trie = self.vocabulary.trie
+        mask = None
+        if self.automaton.code.free.any():
+            plain = PlainText.of(self.vocabulary)
+            count = self.automaton.retry(free_characters, state, PLAIN_BYTES, len(plain.up_to) - 1) - 1
+            if count >= 0:
+                trie = plain.others
+                mask = plain.up_to[count].copy()
+        if mask is None:
+            mask = np.zeros(self.vocabulary.words, np.uint32)
+        path = np.empty(trie.max_depth + 2, np.int32)
+        path[0] = state
+        resume = np.zeros(1, np.int64)
+        automaton = self.automaton
+        with automaton.lock:
+            while True:
+                answer = walk_trie(
+                    automaton.code,
+                    automaton.store,
+                    trie.byte,
+                    trie.depth,
+                    trie.subtree_end,
+                    trie.token_start,
+                    trie.token_ids,
+                    path,
+                    resume,
+                    mask,
+                )
+                if answer == OK:
+                    break
+                automaton.grow(answer)
+        if automaton.is_accepting(state):
+            for token in self.vocabulary.end_ids:
+                mask[token >> 5] |= np.uint32(1 << (token & 31))
+        mask.flags.writeable = False
+        return mask

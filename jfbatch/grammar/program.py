@@ -1,0 +1,503 @@
+"""Expressions to a small instruction list: the Pike/Thompson machine with a call stack and counters.
+
+An instruction consumes a byte, splits, counts, calls or returns. A machine thread is a pair
+(instruction, stack); a stack frame is a return address or the count of a loop, and the instruction
+alone says which (`loop_of`). So recursion and bounded repeats cost nothing to compile.
+
+After R. Cox, "Regular Expression Matching: the Virtual Machine Approach" (2009), with a stack added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jfbatch.errors import GrammarTooLarge, InvalidGrammar
+from jfbatch.grammar import machine
+from jfbatch.grammar.continuations import fill_distances
+from jfbatch.grammar.expression import (
+    ByteSet,
+    Choice,
+    Difference,
+    Expression,
+    Intersection,
+    Literal,
+    Reference,
+    Repeat,
+    RuleSet,
+    Sequence,
+)
+
+MAX_INSTRUCTIONS = 8_000_000
+
+# Turns an Intersection or Difference, given a look-up of rules, into a language.Dfa.
+LeafCompiler = Callable[[Expression, Callable[[str], Expression]], Any]
+
+
+class Code(NamedTuple):
+    """A program as arrays; `machine.py` runs it. n = instructions, C = byte classes.
+
+    op, x, y, z       int32[n]   opcode and operands, see machine.py
+    loop_of           int32[n]   the LOOP whose count is the top frame here, -1: a return address is
+    distance          int32[n]   fewest bytes from here to the end of this level (loop body or rule)
+    low, high         int32[n]   bounds of a LOOP; high -1 is without end
+    targets           int32[..]  what SPLITs lead to
+    set_has           uint8[S,C] which byte classes belong to a byte set
+    leaf_rows         int32[Q,C] instruction after a leaf state on a byte class, -1 = dead
+    class_of_byte     uint8[256] byte -> byte class
+    class_byte        uint8[C]   the byte of a class to write when any would do
+    class_size        int32[C]   how many bytes a class has
+    free              uint8[n]   a free character begins here, again and again: 1 counted, 2 without end
+    """
+
+    op: NDArray[np.int32]
+    x: NDArray[np.int32]
+    y: NDArray[np.int32]
+    z: NDArray[np.int32]
+    loop_of: NDArray[np.int32]
+    distance: NDArray[np.int32]
+    low: NDArray[np.int32]
+    high: NDArray[np.int32]
+    targets: NDArray[np.int32]
+    set_has: NDArray[np.uint8]
+    leaf_rows: NDArray[np.int32]
+    class_of_byte: NDArray[np.uint8]
+    class_byte: NDArray[np.uint8]
+    class_size: NDArray[np.int32]
+    free: NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Program:
+    """Machine code and where it starts."""
+
+    code: Code
+    start: int
+
+
+def compile_program(
+    grammar: RuleSet, leaf: LeafCompiler | None = None, free_character: Expression | None = None
+) -> Program:
+    """Compile a rule set.
+
+    `leaf` turns an Intersection or Difference into an explicit automaton (`language.Dfa`).
+    `free_character` is the expression of one unconstrained character; repeats of it are marked.
+    Raises InvalidGrammar if nothing matches, GrammarTooLarge past MAX_INSTRUCTIONS.
+    """
+    return _Compilation(grammar, leaf, free_character).program()
+
+
+@dataclass
+class _Facts:
+    """What is known of an expression before code is made."""
+
+    productive: bool  # some text matches
+    nullable: bool  # the empty text matches
+
+
+class _Compilation:
+    """One compilation, backwards: every piece is compiled with the address of what follows it."""
+
+    def __init__(
+        self, grammar: RuleSet, leaf: LeafCompiler | None, free_character: Expression | None
+    ) -> None:
+        self.grammar = grammar
+        self.free_character = free_character
+        self.free: dict[int, int] = {}
+        self.op: list[int] = []
+        self.x: list[int] = []
+        self.y: list[int] = []
+        self.z: list[int] = []
+        self.low: list[int] = []
+        self.high: list[int] = []
+        self.loop_of: list[int] = []
+        self.targets: list[int] = []
+        self.sets: dict[int, int] = {}
+        self.leaves: list[tuple[int, Any]] = []  # (first instruction, Dfa)
+        self.entries: dict[Hashable, int] = {}  # rule name or shared expression -> its entry
+        self.pending: list[tuple[int, Expression]] = []
+        self.facts = _Analysis(grammar, leaf)
+
+    def program(self) -> Program:
+        match = self.emit(machine.MATCH)
+        self.ret = self.emit(machine.RETURN)
+        if not self.facts.of(self.grammar.start).productive:
+            raise InvalidGrammar("nothing can match this pattern")
+        start = self.compile(self.grammar.start, match, -1)
+        while self.pending:
+            entry, body = self.pending.pop()
+            self.x[entry] = self.compile(body, self.ret, -1)
+        return Program(self.assemble(), start)
+
+    def emit(self, op: int, x: int = 0, y: int = 0, z: int = 0, loop: int = -1) -> int:
+        if len(self.op) >= MAX_INSTRUCTIONS:
+            raise GrammarTooLarge(f"the pattern needs more than {MAX_INSTRUCTIONS:,} instructions")
+        self.op.append(op)
+        self.x.append(x)
+        self.y.append(y)
+        self.z.append(z)
+        self.low.append(0)
+        self.high.append(0)
+        self.loop_of.append(loop)
+        return len(self.op) - 1
+
+    def compile(self, expression: Expression, after: int, loop: int) -> int:
+        """Code for `expression` followed by instruction `after`; returns its entry.
+
+        `loop` is the LOOP whose body this is in, -1 in none.
+        """
+        match expression:
+            case Literal(data):
+                for byte in reversed(data):
+                    after = self.emit(machine.BYTE, self.byte_set(1 << byte), after, loop=loop)
+                return after
+            case ByteSet(bits):
+                return self.emit(machine.BYTE, self.byte_set(bits), after, loop=loop)
+            case Sequence(parts):
+                if self.facts.shared(expression):
+                    return self.call(id(expression), expression, after, loop)
+                for part in reversed(parts):
+                    after = self.compile(part, after, loop)
+                return after
+            case Choice(parts):
+                if self.facts.shared(expression):
+                    return self.call(id(expression), expression, after, loop)
+                return self.compile_choice(parts, after, loop)
+            case Repeat(inner, low, high):
+                if self.facts.shared(expression):
+                    return self.call(id(expression), expression, after, loop)
+                return self.compile_repeat(inner, low, high, after, loop)
+            case Reference(name):
+                return self.call(("rule", name), self.facts.rule(name), after, loop)
+            case Intersection() | Difference():
+                return self.call(("leaf", expression), expression, after, loop)
+        raise TypeError(f"not an expression: {expression!r}")
+
+    def call(self, key: Hashable, body: Expression, after: int, loop: int) -> int:
+        """A call of a rule, or a jump where nothing is left to do after it."""
+        entry = self.entries.get(key)
+        if entry is None:
+            if isinstance(body, Intersection | Difference):
+                entry = self.compile_leaf(body)
+            else:
+                entry = self.emit(machine.JUMP)
+                self.pending.append((entry, _unshared(body)))
+            self.entries[key] = entry
+        if after == self.ret:
+            return entry
+        return self.emit(machine.CALL, entry, after, loop=loop)
+
+    def compile_choice(self, parts: tuple[Expression, ...], after: int, loop: int) -> int:
+        literals: list[bytes] = []
+        entries: list[int] = []
+        for part in parts:
+            if not self.facts.of(part).productive:
+                continue
+            if isinstance(part, Literal):
+                literals.append(part.data)
+            else:
+                entries.append(self.compile(part, after, loop))
+        if literals:
+            literals.sort()
+            entries.extend(self.compile_literals(literals, 0, len(literals), 0, after, loop))
+        return self.split(entries, loop)
+
+    def compile_literals(
+        self, texts: list[bytes], first: int, last: int, depth: int, after: int, loop: int
+    ) -> list[int]:
+        """Entries for the sorted texts[first:last], all alike up to `depth`, as one shared trie."""
+        entries = []
+        position = first
+        while position < last and len(texts[position]) == depth:
+            position += 1
+        if position > first:
+            entries.append(after)
+        while position < last:
+            byte = texts[position][depth]
+            end = position + 1
+            while end < last and texts[end][depth] == byte:
+                end += 1
+            if end - position == 1:
+                entries.append(self.compile(Literal(texts[position][depth:]), after, loop))
+            else:
+                common = _common_prefix(texts[position], texts[end - 1], depth)
+                inner = self.compile_literals(texts, position, end, common, after, loop)
+                entries.append(
+                    self.compile(Literal(texts[position][depth:common]), self.split(inner, loop), loop)
+                )
+            position = end
+        return entries
+
+    def split(self, entries: list[int], loop: int) -> int:
+        entries = list(dict.fromkeys(entries))
+        if len(entries) == 1:
+            return entries[0]
+        first = len(self.targets)
+        self.targets.extend(entries)
+        return self.emit(machine.SPLIT, first, len(entries), loop=loop)
+
+    def compile_repeat(self, inner: Expression, low: int, high: int | None, after: int, loop: int) -> int:
+        while isinstance(inner, Repeat) and _is_one_repeat(inner, low):
+            low *= inner.low
+            high = None if high is None or inner.high is None else high * inner.high
+            inner = inner.inner
+        facts = self.facts.of(inner)
+        if not facts.productive or high == 0:
+            return after  # low is 0 here: anything else has been found unproductive
+        if facts.nullable:
+            low = 0
+        if high == 1:
+            body = self.compile(inner, after, loop)
+            return body if low == 1 else self.split([body, after], loop)
+        if high is None and low <= 1:
+            back = self.emit(machine.SPLIT, loop=loop)
+            body = self.compile_body(inner, back, loop)
+            first = len(self.targets)
+            self.targets.extend((body, after))
+            self.x[back], self.y[back] = first, 2
+            return body if low == 1 else back
+        counting = self.emit(machine.LOOP, 0, after, loop=loop)
+        self.low[counting] = low
+        self.high[counting] = -1 if high is None else high
+        increment = self.emit(machine.INCREMENT, counting, loop=counting)
+        self.x[counting] = self.compile_body(inner, increment, counting)
+        return self.emit(machine.PUSH, counting, loop=loop)
+
+    def compile_body(self, inner: Expression, after: int, loop: int) -> int:
+        """The body of a loop; where it is one free character, its first instructions are noted."""
+        if inner is not self.free_character or not isinstance(inner, Choice):
+            return self.compile(inner, after, loop)
+        entry = self.compile_choice(inner.parts, after, loop)
+        for target in self.targets[self.x[entry] : self.x[entry] + self.y[entry]]:
+            if self.op[target] == machine.BYTE:
+                self.free[target] = 1 if self.op[after] == machine.INCREMENT else 2
+        return entry
+
+    def compile_leaf(self, expression: Expression) -> int:
+        dfa = self.facts.explicit(expression)
+        first = len(self.op)
+        accepting = dfa.accepting.tolist()
+        distance = dfa.distance.tolist()
+        for state in range(len(accepting)):
+            self.emit(machine.LEAF, -1, self.ret, int(accepting[state]))
+            self.low[-1] = distance[state]
+        self.leaves.append((first, dfa))
+        return first + int(dfa.start)
+
+    def byte_set(self, bits: int) -> int:
+        return self.sets.setdefault(bits, len(self.sets))
+
+    def assemble(self) -> Code:
+        members = _set_members(list(self.sets) or [0])  # [S, 256]
+        columns = [members] + [dfa.class_of_byte[None, :] for _, dfa in self.leaves]
+        stacked = np.concatenate(columns, axis=0).astype(np.uint8)
+        class_of_byte, first_bytes = byte_classes(stacked)
+        classes = len(first_bytes)
+        leaf_rows, x = self.leaf_rows(classes, first_bytes), np.array(self.x, np.int32)
+        row = 0
+        for first, dfa in self.leaves:
+            x[first : first + len(dfa.accepting)] = np.arange(row, row + len(dfa.accepting))
+            row += len(dfa.accepting)
+        code = Code(
+            op=np.array(self.op, np.int32),
+            x=x,
+            y=np.array(self.y, np.int32),
+            z=np.array(self.z, np.int32),
+            loop_of=np.array(self.loop_of, np.int32),
+            distance=np.zeros(len(self.op), np.int32),
+            low=np.array(self.low, np.int32),
+            high=np.array(self.high, np.int32),
+            targets=np.array(self.targets or [0], np.int32),
+            set_has=np.ascontiguousarray(members[:, first_bytes]),
+            leaf_rows=leaf_rows,
+            class_of_byte=class_of_byte,
+            class_byte=_preferred_bytes(class_of_byte, classes),
+            class_size=np.bincount(class_of_byte, minlength=classes).astype(np.int32),
+            free=np.zeros(len(self.op), np.uint8),
+        )
+        for instruction, kind in self.free.items():
+            code.free[instruction] = kind
+        fill_distances(code)
+        return code
+
+    def leaf_rows(self, classes: int, first_bytes: NDArray[np.int64]) -> NDArray[np.int32]:
+        if not self.leaves:
+            return np.full((1, classes), -1, np.int32)
+        rows = []
+        for first, dfa in self.leaves:
+            table = dfa.transitions[:, dfa.class_of_byte[first_bytes]]
+            rows.append(np.where(table >= 0, table + first, -1).astype(np.int32))
+        return np.ascontiguousarray(np.concatenate(rows, axis=0))
+
+
+class _Analysis:
+    """Facts about expressions and rules: which match nothing, which match the empty text, which recur."""
+
+    SHARE_FROM = 6  # a subexpression of this many nodes that stands in several places becomes a rule
+
+    def __init__(self, grammar: RuleSet, leaf: LeafCompiler | None) -> None:
+        self.rules = grammar.rules
+        self.leaf = leaf
+        self.uses: dict[int, int] = {}
+        self.sizes: dict[int, int] = {}
+        self.known: dict[int, _Facts] = {}
+        self.kept: list[Expression] = []  # keeps ids valid
+        self.rule_facts: dict[str, _Facts] = {}
+        self.reached: dict[str, None] = {}
+        self.measure(grammar.start)
+        queue = list(self.reached)
+        while queue:
+            name = queue.pop()
+            before = len(self.reached)
+            self.measure(self.rule(name))
+            queue.extend(list(self.reached)[before:])
+        self.settle()
+
+    def rule(self, name: str) -> Expression:
+        try:
+            return self.rules[name]
+        except KeyError:
+            raise InvalidGrammar(f"the rule {name!r} is not defined") from None
+
+    def explicit(self, expression: Expression) -> Any:
+        """The explicit automaton of a set operation."""
+        if self.leaf is None:
+            raise TypeError("set operations need a leaf compiler")
+        return self.leaf(expression, self.rule)
+
+    def measure(self, expression: Expression) -> int:
+        """Count uses and nodes below; note the rules met."""
+        key = id(expression)
+        uses = self.uses.get(key, 0)
+        self.uses[key] = uses + 1
+        if uses:
+            return self.sizes[key]
+        self.kept.append(expression)
+        size = 1
+        match expression:
+            case Literal(data):
+                size = len(data) or 1
+            case Sequence(parts) | Choice(parts):
+                for part in parts:
+                    size += self.measure(part)
+            case Repeat(inner):
+                size += self.measure(inner)
+            case Reference(name):
+                self.reached.setdefault(name)
+        self.sizes[key] = size
+        return size
+
+    def shared(self, expression: Expression) -> bool:
+        key = id(expression)
+        return self.uses.get(key, 0) > 1 and self.sizes[key] >= self.SHARE_FROM
+
+    def settle(self) -> None:
+        """The least fixpoint over the rules: start from 'matches nothing' and grow."""
+        for name in self.reached:
+            self.rule_facts[name] = _Facts(False, False)
+        changed = bool(self.reached)
+        while changed:
+            changed = False
+            self.known.clear()
+            for name in self.reached:
+                facts = self.of(self.rules[name])
+                if facts != self.rule_facts[name]:
+                    self.rule_facts[name] = facts
+                    changed = True
+        self.known.clear()
+
+    def of(self, expression: Expression) -> _Facts:
+        key = id(expression)
+        facts = self.known.get(key)
+        if facts is None:
+            facts = self.known[key] = self.compute(expression)
+        return facts
+
+    def compute(self, expression: Expression) -> _Facts:
+        match expression:
+            case Literal(data):
+                return _Facts(True, not data)
+            case ByteSet(bits):
+                return _Facts(bits != 0, False)
+            case Sequence(parts):
+                facts = [self.of(part) for part in parts]
+                productive = all(fact.productive for fact in facts)
+                return _Facts(productive, productive and all(fact.nullable for fact in facts))
+            case Choice(parts):
+                facts = [self.of(part) for part in parts]
+                return _Facts(any(f.productive for f in facts), any(f.nullable for f in facts))
+            case Repeat(inner, low, high):
+                if high is not None and high < low:
+                    return _Facts(False, False)
+                fact = self.of(inner)
+                return _Facts(low == 0 or fact.productive, low == 0 or fact.nullable)
+            case Reference(name):
+                return self.rule_facts[name]
+            case _:
+                dfa = self.explicit(expression)
+                return _Facts(not dfa.is_empty, dfa.accepts_empty_text)
+
+
+def _unshared(expression: Expression) -> Expression:
+    """The same expression as a new object, so that its own rule body is not again a call of itself."""
+    match expression:
+        case Sequence(parts):
+            return Sequence(parts)
+        case Choice(parts):
+            return Choice(parts)
+        case Repeat(inner, low, high):
+            return Repeat(inner, low, high)
+    return expression
+
+
+def _is_one_repeat(inner: Repeat, low: int) -> bool:
+    """Whether (x{l,h}){low,..} reaches every count from l*low on: no gap between k and k+1 rounds."""
+    if inner.high is None:
+        return inner.low <= 1 or low >= 1
+    return low * inner.high + 1 >= (low + 1) * inner.low
+
+
+def _common_prefix(one: bytes, other: bytes, start: int) -> int:
+    end = start
+    while end < len(one) and end < len(other) and one[end] == other[end]:
+        end += 1
+    return end
+
+
+def byte_classes(columns: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Bytes with equal columns of uint8[S, 256] are one class: (class per byte, first byte per class)."""
+    rows = np.ascontiguousarray(columns.T)
+    data, width = rows.tobytes(), rows.shape[1]
+    numbers: dict[bytes, int] = {}
+    first_bytes: list[int] = []
+    class_of_byte = np.empty(256, np.uint8)
+    for byte in range(256):
+        number = numbers.setdefault(data[byte * width : (byte + 1) * width], len(numbers))
+        if number == len(first_bytes):
+            first_bytes.append(byte)
+        class_of_byte[byte] = number
+    return class_of_byte, np.array(first_bytes, np.int64)
+
+
+def _set_members(sets: list[int]) -> NDArray[np.uint8]:
+    """256-bit integers to uint8[S, 256]."""
+    packed = b"".join(bits.to_bytes(32, "little") for bits in sets)
+    table = np.frombuffer(packed, np.uint8).reshape(len(sets), 32)
+    return np.unpackbits(table, axis=1, bitorder="little")
+
+
+_FILLERS = list(b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
+_FILLERS = np.array(
+    _FILLERS + [b for b in [*range(0x20, 0x100), *range(0x20)] if b not in _FILLERS], np.uint8
+)
+
+
+def _preferred_bytes(class_of_byte: NDArray[np.uint8], classes: int) -> NDArray[np.uint8]:
+    """The byte of each class to write when any would do: digits, then letters, then the lowest."""
+    preferred = np.zeros(classes, np.uint8)
+    preferred[class_of_byte[_FILLERS[::-1]]] = _FILLERS[::-1]  # the last write to a class stays
+    return preferred

@@ -1,0 +1,137 @@
+"""The columns of the finished table: fixed ones, the typed value, and the kept input fields.
+
+The Arrow schema follows from the pattern that all rows share (if they do) and the options, never from
+values. Where rows have several patterns, `value` is JSON text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+
+from jfbatch.rows.column_types import ColumnType, Notes, column_type
+from jfbatch.rows.json_text import MAXIMUM_DIGITS, dump, is_utf8
+from jfbatch.rows.result import COUNTERS, VALUE_STATUSES, RowResult, part_table, value_json
+from jfbatch.rows.row import Pattern
+
+_BEFORE_VALUE = (("id", pa.string()), ("row", pa.int64()), ("status", pa.string()), ("text", pa.string()))
+_AFTER_VALUE = (("error", pa.string()), *((name, pa.int64()) for name in COUNTERS))
+FIXED = frozenset({name for name, _ in _BEFORE_VALUE + _AFTER_VALUE} | {"value"})
+"""The names every table has; other columns that would clash get a prefix."""
+
+
+class Columns:
+    """The columns of one job's table.
+
+    `pattern` is the one that all rows share, None where they differ. `flatten` lifts the value's top-level
+    properties to columns of their own in place of `value`; a name that a fixed column has becomes
+    "value.NAME". `keep` names input fields to carry along, as text: strings as they are, anything else as
+    JSON; a name that another column has becomes "input.NAME". `arrow_dates` types date, date-time and time.
+    """
+
+    def __init__(
+        self,
+        pattern: Pattern | None,
+        flatten: bool = False,
+        keep: Sequence[str] = (),
+        arrow_dates: bool = False,
+    ) -> None:
+        self.pattern = pattern
+        self.keep = tuple(dict.fromkeys(keep))
+        self.value_type: ColumnType | None = None
+        if pattern is not None and pattern.kind == "schema":
+            self.value_type = column_type(pattern.schema, arrow_dates)
+        lifted = self.value_type.fields if flatten and self.value_type else ()
+        self.lifted = tuple(
+            (name, f"value.{name}" if name in FIXED else name, inner) for name, inner in lifted
+        )
+        values = [(column, inner.arrow) for _, column, inner in self.lifted] or [
+            ("value", self.value_type.arrow if self.value_type else pa.string())
+        ]
+        taken = FIXED | {column for column, _ in values}
+        self.kept_columns = tuple(f"input.{name}" if name in taken else name for name in self.keep)
+        self.arrow_schema = pa.schema(
+            [
+                *_BEFORE_VALUE,
+                *values,
+                *_AFTER_VALUE,
+                *((column, pa.string()) for column in self.kept_columns),
+            ]
+        )
+
+    def table(self, results: Sequence[RowResult]) -> pa.Table:
+        """The results as a table of `arrow_schema`, in the order given."""
+        return self.finished(part_table(results))
+
+    def finished(self, part: pa.Table) -> pa.Table:
+        """The rows of a part (result.PART_SCHEMA) as a table of `arrow_schema`."""
+        statuses = part.column("status").to_pylist()
+        texts = part.column("text").to_pylist()
+        kinds = part.column("_is_json").to_pylist()
+        notes: list[Notes] = [[] for _ in statuses]
+        made = self._values(statuses, texts, kinds, notes)
+        made.update(self._kept(part.column("_extra").to_pylist()))
+        errors = part.column("error")
+        if any(notes):
+            told = zip(errors.to_pylist(), notes, strict=True)
+            errors = pa.array(
+                ["; ".join(filter(None, [error, *more])) or None for error, more in told], pa.string()
+            )
+        made["error"] = errors
+        arrays = [
+            made[name] if name in made else part.column(name).cast(self.arrow_schema.field(name).type)
+            for name in self.arrow_schema.names
+        ]
+        return pa.Table.from_arrays(arrays, schema=self.arrow_schema)
+
+    def _values(
+        self, statuses: list[str], texts: list[str | None], kinds: list[bool], notes: list[Notes]
+    ) -> dict[str, Any]:
+        rows = list(zip(statuses, texts, kinds, strict=True))
+        if self.value_type is None or self.value_type.is_json:
+            # A shared regex or choice gives plain text; several patterns, or a free schema, JSON text.
+            plain = self.pattern is not None and self.pattern.kind != "schema"
+            values = [
+                (text if status in VALUE_STATUSES else None) if plain else value_json(status, text, is_json)
+                for status, text, is_json in rows
+            ]
+            return {"value": pa.array(values, pa.string())}
+        parsed = [
+            parse_output(text) if text is not None and is_json and status in VALUE_STATUSES else None
+            for status, text, is_json in rows
+        ]
+        converted = [self.value_type.convert(value, note) for value, note in zip(parsed, notes, strict=True)]
+        if not self.lifted:
+            return {"value": pa.array(converted, self.value_type.arrow)}
+        return {
+            column: pa.array([row and row[name] for row in converted], inner.arrow)
+            for name, column, inner in self.lifted
+        }
+
+    def _kept(self, extras: list[str | None]) -> dict[str, Any]:
+        if not self.keep:
+            return {}
+        parsed = [json.loads(extra) if extra else {} for extra in extras]
+        return {
+            column: pa.array([_kept_text(row.get(name)) for row in parsed], pa.string())
+            for name, column in zip(self.keep, self.kept_columns, strict=True)
+        }
+
+
+def parse_output(text: str) -> Any:
+    """The value of an output that has been validated. Integers of endless digits become Decimal."""
+    return json.loads(text, parse_int=_integer)
+
+
+def _integer(text: str) -> int | Decimal:
+    return int(text) if len(text) <= MAXIMUM_DIGITS else Decimal(text)
+
+
+def _kept_text(value: Any) -> str | None:
+    if value is None:
+        return None
+    return value if isinstance(value, str) and is_utf8(value) else dump(value)

@@ -1,0 +1,158 @@
+"""The many spellings of "the output must obey this", read from one row's fields into a Pattern.
+
+Every spelling found is collected first; more than one, or one that is not known, is the row's fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from jfbatch.rows.json_text import is_utf8, parse
+from jfbatch.rows.row import Pattern, PatternKind, RowProblem
+
+FREE_OBJECT: dict[str, Any] = {"type": "object", "additionalProperties": True}
+"""What response_format json_object asks for: any JSON object."""
+
+_PLAIN: dict[str, PatternKind] = {
+    "schema": "schema",
+    "regex": "regex",
+    "choice": "choice",
+    "grammar": "grammar",
+    "guided_json": "schema",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+}
+_STRUCTURED: dict[str, PatternKind] = {
+    "json": "schema",
+    "regex": "regex",
+    "choice": "choice",
+    "grammar": "grammar",
+}
+# These steer how an engine enforces a constraint; they are not constraints.
+_GUIDED_OPTIONS = {"guided_decoding_backend", "guided_whitespace_pattern"}
+_STRUCTURED_OPTIONS = {
+    "backend",
+    "disable_fallback",
+    "disable_any_whitespace",
+    "disable_additional_properties",
+    "whitespace_pattern",
+}
+
+FIELDS = frozenset({*_PLAIN, "guided_json_object", "response_format", "structured_outputs"})
+"""The row fields that this module reads (any other guided_* field is refused as unknown)."""
+
+
+def read_pattern(fields: Mapping[str, Any], tabular: bool = False) -> Pattern | None:
+    """The row's own pattern, or None. Raises RowProblem naming the field or both fields at fault.
+
+    A schema may be given as a value or as JSON text; from tables (`tabular`) only as text, because a
+    table's struct column adds nulls for the keys that other rows have.
+    """
+    found = list(_constraints(fields))
+    if not found:
+        return None
+    if len(found) > 1:
+        names = " and ".join(name for name, _, _ in found)
+        raise RowProblem(f"more than one constraint: {names}; keep one of them", field=_top(found[1][0]))
+    name, kind, value = found[0]
+    pattern = _pattern(name, kind, value, tabular)
+    if not is_utf8(pattern.text):
+        raise RowProblem(f"{name} contains a lone surrogate", field=_top(name))
+    return pattern
+
+
+def _top(name: str) -> str:
+    return name.split(".", 1)[0]
+
+
+def _constraints(fields: Mapping[str, Any]) -> Iterator[tuple[str, PatternKind, Any]]:
+    """(name as written, kind, value) of every constraint that is present and not null."""
+    for name, value in fields.items():
+        if value is None:
+            continue
+        kind = _PLAIN.get(name)
+        if kind is not None:
+            yield name, kind, value
+        elif name == "response_format":
+            yield from _response_format(value)
+        elif name == "structured_outputs":
+            yield from _structured_outputs(value)
+        elif name == "guided_json_object":
+            if value is True:
+                yield name, "schema", FREE_OBJECT
+            elif value is not False:
+                raise RowProblem("guided_json_object must be true or false", field=name)
+        elif name.startswith("guided_") and name not in _GUIDED_OPTIONS:
+            raise RowProblem(f"unknown constraint {name}", field=name)
+
+
+def _response_format(value: Any) -> Iterator[tuple[str, PatternKind, Any]]:
+    field = "response_format"
+    if isinstance(value, str):
+        value = parse_field(field, value)
+    if not isinstance(value, dict) or not isinstance(value.get("type"), str):
+        raise RowProblem('response_format must be an object with a "type"', field=field)
+    form = value["type"]
+    if form == "text":
+        return
+    if form == "json_schema":
+        inner = value.get("json_schema")
+        if not isinstance(inner, dict) or inner.get("schema") is None:
+            raise RowProblem("response_format json_schema has no json_schema.schema", field=field)
+        yield "response_format.json_schema", "schema", inner["schema"]
+    elif form == "json_object":
+        schema = value.get("schema")
+        yield "response_format.json_object", "schema", FREE_OBJECT if schema is None else schema
+    else:
+        raise RowProblem(f"unknown constraint response_format.{form}", field=field)
+
+
+def _structured_outputs(value: Any) -> Iterator[tuple[str, PatternKind, Any]]:
+    field = "structured_outputs"
+    if isinstance(value, str):
+        value = parse_field(field, value)
+    if not isinstance(value, dict):
+        raise RowProblem("structured_outputs must be an object", field=field)
+    for name, inner in value.items():
+        if inner is None or name in _STRUCTURED_OPTIONS:
+            continue
+        kind = _STRUCTURED.get(name)
+        if kind is not None:
+            yield f"structured_outputs.{name}", kind, inner
+        elif name == "json_object" and isinstance(inner, bool):
+            if inner:
+                yield "structured_outputs.json_object", "schema", FREE_OBJECT
+        else:
+            raise RowProblem(f"unknown constraint structured_outputs.{name}", field=field)
+
+
+def _pattern(name: str, kind: PatternKind, value: Any, tabular: bool) -> Pattern:
+    field = _top(name)
+    if kind == "schema":
+        if isinstance(value, str):
+            value = parse_field(name, value)
+        elif tabular and value is not FREE_OBJECT:
+            raise RowProblem(f"{name} from a table must be JSON text", field=field)
+        if not isinstance(value, dict | bool):
+            raise RowProblem(f"{name} must be a JSON Schema: an object, true or false", field=field)
+        return Pattern.of_schema(value)
+    if kind == "choice":
+        if isinstance(value, str):
+            value = parse_field(name, value)
+        if not isinstance(value, list) or not value or not all(isinstance(item, str) for item in value):
+            raise RowProblem(f"{name} must be a list of at least one text", field=field)
+        return Pattern.of_choices(list(dict.fromkeys(value)))
+    if not isinstance(value, str):
+        raise RowProblem(f"{name} must be text", field=field)
+    return Pattern(kind, value)
+
+
+def parse_field(name: str, text: str) -> Any:
+    """The value of a field that holds JSON as text. Raises RowProblem naming the field."""
+    try:
+        return parse(text)
+    except RowProblem as problem:
+        reason = f"{name} (column {problem.column} of its text): {problem.reason}"
+        raise RowProblem(reason, field=_top(name)) from None
