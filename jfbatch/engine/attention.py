@@ -273,9 +273,9 @@ def _attend_alone(query: Tensor, keys: Tensor, values: Tensor, start: int, rules
     values = values.to(query.dtype).repeat_interleave(share, dim=1)
     window = rules.window if rules.window is not None and rules.window < length else None
     plain = start == 0 and window is None
-    allowed = None if plain else causal_allowed(positions, length, window)
+    visible = None if plain else causal_allowed(positions, length, window)
     attended = scaled_dot_product_attention(
-        query, keys, values, attn_mask=allowed, is_causal=plain, scale=rules.scaling
+        query, keys, values, attn_mask=visible, is_causal=plain, scale=rules.scaling
     )
     return attended[0].transpose(0, 1)
 

@@ -1,169 +1,141 @@
-"""Jump-forward: bytes that the grammar forces become tokens without asking the model.
+"""Jump-forward and finishing in time: text that is known without asking the model.
 
-The output's tail is retokenised together with the forced bytes, from a boundary behind which the
-tokenization cannot change, up to a boundary which what follows cannot change. Both are the same
-notion, a safe boundary; so the tokens are those of retokenising the whole text, whatever follows.
+Forced bytes become tokens (retokenize.py), the matcher moves along, and the KV cache keeps the
+common token prefix. Tokens that what follows could merge with are offered to the model as drafts.
 """
 
 from __future__ import annotations
 
-import re
-from bisect import bisect_left
-from collections.abc import Iterable
-from dataclasses import dataclass
-from functools import lru_cache
-from typing import Protocol
+from collections.abc import Sequence as SequenceOf
 
-_AFTER_WORD = b'",:]}\n'
-# A pair of bytes that a safe boundary may lie between, if no token contains it.
-_CANDIDATE = re.compile(rb'(?=([^\x00-\x20\x7f]) |([0-9A-Za-z])[",:\]}\n])', re.DOTALL)
+from jfbatch.engine.retokenize import Retokenized, Retokenizer, Tokenization
+from jfbatch.engine.sequence import Sequence
+from jfbatch.errors import GrammarError
 
 
-class Tokenization(Protocol):
-    """A tokenizer as the engine needs it.
+class Jumper:
+    """Changes outputs by what their grammars already determine.
 
-    `encode` adds no special tokens; `token_bytes` is b"" for an id that stands for no text;
-    joining the bytes of encode(text) gives text in UTF-8 (where it does not, rows do not jump).
+    jump: append forced bytes. drafts: keep held-back tokens as drafts for the next step.
     """
 
-    @property
-    def end_ids(self) -> frozenset[int]: ...
-
-    def encode(self, text: str) -> list[int]: ...
-
-    def token_bytes(self, token_id: int) -> bytes: ...
-
-
-@dataclass(frozen=True)
-class Retokenized:
-    """What an output becomes: its first `keep` tokens, then `certain`, then perhaps `held`.
-
-    `held` are the tokens after the last safe boundary: likely, but what follows could merge with
-    them, so they are for the model to confirm.
-    """
-
-    keep: int
-    certain: list[int]
-    held: list[int]
-
-
-class Retokenizer:
-    """Retokenises outputs for one tokenization.
-
-    A boundary inside a text, between bytes x and y, is safe if
-
-    * no token's bytes contain x directly before y: then no merge (BPE) and no piece (Unigram)
-      crosses it, and the two sides are tokenized independently; and
-    * every pre-tokenizer pattern in use (the GPT-2, Llama 3, Qwen, o200k and DeepSeek families)
-      splits there whatever stands around: before a space that follows a character which is not
-      white space, and after a letter or digit that one of `",:]}` or a newline follows.
-
-    vocabulary_size: ids to look for crossing tokens in.
-    """
-
-    def __init__(self, tokenization: Tokenization, vocabulary_size: int) -> None:
+    def __init__(
+        self, tokenization: Tokenization, retokenizer: Retokenizer, jump: bool = True, drafts: bool = True
+    ) -> None:
         self._tokenization = tokenization
-        self._crossed = crossed_pairs(tokenization.token_bytes(token) for token in range(vocabulary_size))
-        self._encode = lru_cache(maxsize=1 << 16)(self._encode_checked)
+        self._retokenizer = retokenizer
+        self._jumps = jump
+        self._drafts = drafts
 
-    def jump(self, text: bytes, ends: list[int], forced: bytes) -> Retokenized | None:
-        """The output after `forced` is appended, or None if that makes no token certain.
+    def jump(self, sequence: Sequence) -> bool:
+        """Append what the grammar forces; whether that finished the output.
 
-        text: the output so far; ends[i]: length of text after output token i. Tokens before the
-        last safe boundary are left as the model chose them, canonical or not. With held tokens
-        appended, the result ends where the text and `forced` end (less an unfinished character).
+        Tokens that the model chose are replaced only from the last safe boundary on, where the
+        forced bytes change the tokenization: the model then reads on from tokens it knows.
         """
-        whole = _complete_characters(text + forced)
-        if len(whole) <= len(text) or len(_complete_characters(text)) != len(text):
-            return None
-        retokenized = self._retokenize(whole, len(text), ends)
-        if retokenized is None:
-            return None
-        keep, start, ids = retokenized
-        stop = self._last_boundary(whole, len(whole) - 1, len(text) + 1)
-        count = self._count_up_to(ids, stop - start) if stop else 0
-        if count is None:
-            return None
-        return Retokenized(keep, ids[:count], ids[count:])
+        if not self._jumps or not sequence.can_jump:
+            return False
+        forced = sequence.matcher.forced_bytes()
+        if not forced:
+            return False
+        plan = self._retokenizer.jump(bytes(sequence.text), sequence.ends, forced)
+        if plan is None:
+            return False
+        if sequence.matcher.shortest_ending() == forced and self._jump_to_end(sequence, plan):
+            return True
+        before = sequence.output_ids
+        if plan.certain:
+            if not self.replace_tail(sequence, plan.keep, plan.certain):
+                sequence.can_jump = False
+                return False
+            if not self.can_end_in_time(sequence):
+                self.replace_tail(sequence, plan.keep, before[plan.keep :])
+                return False
+            self._count(sequence, before)
+            self._offer(sequence, plan.held)
+        else:
+            rest = before[plan.keep :]
+            if plan.held[: len(rest)] == rest:
+                self._offer(sequence, plan.held[len(rest) :])
+        return False
 
-    def ending(self, text: bytes, ends: list[int], ending: bytes) -> Retokenized | None:
-        """The output after `ending` is appended and nothing follows; None if it cannot be tokenized."""
-        retokenized = self._retokenize(text + ending, len(text), ends)
-        if retokenized is not None:
-            keep, _, ids = retokenized
-            return Retokenized(keep, ids, [])
-        # The text so far ends inside a character, or the tokenizer changes it: append on its own.
-        ids = self._encode(ending)
-        return None if ids is None else Retokenized(len(ends), list(ids), [])
+    def _jump_to_end(self, sequence: Sequence, plan: Retokenized) -> bool:
+        """Append everything if nothing may follow it; otherwise change nothing."""
+        before = sequence.output_ids
+        if not self.replace_tail(sequence, plan.keep, plan.certain + plan.held):
+            sequence.can_jump = False
+            return False
+        if sequence.matcher.is_finished() and sequence.tokens_left >= 0:
+            self._count(sequence, before)
+            return True
+        self.replace_tail(sequence, plan.keep, before[plan.keep :])
+        return False
 
-    def _retokenize(self, whole: bytes, length: int, ends: list[int]) -> tuple[int, int, list[int]] | None:
-        """(output tokens kept, start of the retokenised tail, its ids) for `whole`, which is the
-        output of `length` bytes and what is appended."""
-        limit = length
-        while True:
-            start = self._last_boundary(whole, min(limit, len(whole) - 1), 1) or 0
-            keep = bisect_left(ends, start) + 1 if start else 0
-            if start == 0 or (keep <= len(ends) and ends[keep - 1] == start):
-                break
-            limit = start - 1  # a token of the model's own choice crosses it
-        ids = self._encode(whole[start:])
-        return None if ids is None else (keep, start, list(ids))
+    def tokens_to_end(self, sequence: Sequence) -> int | None:
+        """Tokens that a shortest ending adds; None if the tokenizer cannot write it."""
+        ending = sequence.matcher.shortest_ending()
+        if not ending:
+            return 0
+        plan = self._retokenizer.ending(bytes(sequence.text), sequence.ends, ending)
+        return None if plan is None else plan.keep + len(plan.certain) - sequence.output_tokens
 
-    def _last_boundary(self, text: bytes, high: int, low: int) -> int | None:
-        """The last safe boundary in low..high, both included; high < len(text)."""
-        for position in range(high, low - 1, -1):
-            after = text[position]
-            if after != 0x20 and after not in _AFTER_WORD:
-                continue
-            before = text[position - 1]
-            if before <= 0x20 or before == 0x7F or (before, after) in self._crossed:
-                continue
-            if before >= 0x80:
-                if not _ends_in_letter(text[max(position - 4, 0) : position]):
-                    continue
-            elif after != 0x20 and not chr(before).isalnum():
-                continue
-            return position
-        return None
+    def can_end_in_time(self, sequence: Sequence) -> bool:
+        """Whether the tokens left cover a shortest ending."""
+        left = sequence.tokens_left
+        if left < 0:
+            return False
+        if len(sequence.matcher.shortest_ending()) <= left:  # a token has a byte at least
+            return True
+        needed = self.tokens_to_end(sequence)
+        return needed is not None and needed <= left
 
-    def _encode_checked(self, text: bytes) -> tuple[int, ...] | None:
-        try:
-            ids = self._tokenization.encode(text.decode("utf-8"))
-        except UnicodeDecodeError:
-            return None
-        joined = b"".join(self._tokenization.token_bytes(token) for token in ids)
-        return tuple(ids) if joined == text else None
+    def take_ending(self, sequence: Sequence) -> None:
+        """Complete the output by its shortest ending. Raises GrammarError if the matcher refuses it."""
+        ending = sequence.matcher.shortest_ending()
+        if not ending:
+            return
+        plan = self._retokenizer.ending(bytes(sequence.text), sequence.ends, ending)
+        before = sequence.output_ids
+        if plan is None or not self.replace_tail(sequence, plan.keep, plan.certain):
+            raise GrammarError("the grammar's shortest ending cannot be written in the model's tokens")
+        self._count(sequence, before)
 
-    def _count_up_to(self, ids: list[int], length: int) -> int | None:
-        """How many of `ids` make exactly `length` bytes; None if a token crosses that place."""
-        total = 0
-        for count, token in enumerate(ids):
-            if total >= length:
-                return count if total == length else None
-            total += len(self._tokenization.token_bytes(token))
-        return len(ids) if total == length else None
+    def replace_tail(self, sequence: Sequence, keep: int, new_ids: SequenceOf[int]) -> bool:
+        """Make the output its first `keep` tokens and then `new_ids`.
+
+        Returns False, with nothing changed, if the matcher refuses one of them. What the KV cache
+        holds of the new tokens stays in it.
+        """
+        old = sequence.output_ids
+        same = _common(old[keep:], new_ids)
+        keep, new_ids = keep + same, new_ids[same:]
+        matcher = sequence.matcher
+        matcher.rollback(len(old) - keep)
+        for count, token in enumerate(new_ids):
+            try:
+                matcher.accept_token(token)
+            except GrammarError:
+                matcher.rollback(count)
+                for dropped in old[keep:]:
+                    matcher.accept_token(dropped)
+                return False
+        sequence.truncate(keep)
+        for token in new_ids:
+            sequence.append(token, self._tokenization.token_bytes(token))
+        return True
+
+    def _offer(self, sequence: Sequence, drafts: SequenceOf[int]) -> None:
+        """Let the next step verify `drafts`, as far as the limit of tokens goes."""
+        sequence.set_drafts(drafts[: max(sequence.tokens_left - 1, 0)] if self._drafts else [])
+
+    def _count(self, sequence: Sequence, before: SequenceOf[int]) -> None:
+        sequence.jumped_tokens += sequence.output_tokens - _common(before, sequence.output_ids)
 
 
-def crossed_pairs(vocabulary: Iterable[bytes]) -> frozenset[tuple[int, int]]:
-    """The byte pairs (before, after) of possible boundaries that some token contains."""
-    joined = b"\x00".join(vocabulary)
-    return frozenset((joined[match.start()], joined[match.start() + 1]) for match in _CANDIDATE.finditer(joined))
-
-
-def _ends_in_letter(tail: bytes) -> bool:
-    """Whether the last character of up to four bytes of UTF-8 is a letter or digit."""
-    while tail and 0x80 <= tail[0] < 0xC0:
-        tail = tail[1:]
-    return tail.decode("utf-8", "ignore")[-1:].isalnum()
-
-
-def _complete_characters(text: bytes) -> bytes:
-    """`text` without a last character that is not complete yet."""
-    for back in range(1, min(4, len(text)) + 1):
-        byte = text[-back]
-        if byte < 0x80:
-            return text
-        if byte >= 0xC0:
-            size = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
-            return text if back >= size else text[:-back]
-    return text
+def _common(left: SequenceOf[int], right: SequenceOf[int]) -> int:
+    same = 0
+    for ours, theirs in zip(left, right, strict=False):
+        if ours != theirs:
+            break
+        same += 1
+    return same

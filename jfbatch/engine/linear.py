@@ -27,12 +27,14 @@ class PackedLinear(nn.Module):
         """[..., in] -> [..., out], in the dtype of the weights."""
         if inputs.numel() == 0:
             return inputs.new_empty(*inputs.shape[:-1], self.out_features)
-        return torch.ops.mkldnn._linear_pointwise(inputs, self._packed, self.bias, "none", [], "")
+        output: Tensor = torch.ops.mkldnn._linear_pointwise(inputs, self._packed, self.bias, "none", [], "")
+        return output
 
 
 def can_pack(dtype: torch.dtype) -> bool:
     """Whether this machine's oneDNN takes packed weights of this dtype."""
-    if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
+    available = bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
+    if not available or not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
         return False
     if dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

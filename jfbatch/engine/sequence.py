@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from jfbatch.grammar.matcher import Matcher
+if TYPE_CHECKING:
+    from jfbatch.grammar.matcher import Matcher
 
 Reason = Literal["finished", "shortened", "failed"]
 

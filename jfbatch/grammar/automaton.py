@@ -36,6 +36,29 @@ class Automaton:
         self.store = _new_store(self.classes)
         self.start = self.retry(machine.start_state, program.start)
 
+    @staticmethod
+    def restored(program: Program, arrays: dict[str, NDArray[Any]], start: int) -> Automaton:
+        """An automaton with the states of `arrays` (fields of Store, checked by the caller)."""
+        automaton = Automaton(program)
+        store = automaton.store
+        sizes = {"threads": machine.THREADS, "parent": machine.STACKS, "rows": machine.STATES}
+        for name, array in arrays.items():
+            if name in Store._fields:
+                room = np.zeros((max(64, 2 * len(array)), *array.shape[1:]), array.dtype)
+                room[: len(array)] = array
+                store = store._replace(**{name: room})
+                if name in sizes:
+                    store.meta[sizes[name]] = len(array)
+        states, stacks = int(store.meta[machine.STATES]), int(store.meta[machine.STACKS])
+        store = store._replace(
+            state_table=_power_of_two_table(states), stack_table=_power_of_two_table(stacks)
+        )
+        machine.fill_state_table(store.state_table, store.state_hash, states)
+        machine.fill_stack_table(store.stack_table, store.parent, store.value, stacks)
+        automaton.store = store
+        automaton.start = start
+        return automaton
+
     @property
     def state_count(self) -> int:
         """States made so far."""
@@ -129,7 +152,7 @@ class Automaton:
         if what == machine.GROW_STATES:
             store = store._replace(
                 rows=_doubled(store.rows),
-                first=_doubled(store.thread_first),
+                thread_first=_doubled(store.thread_first),
                 thread_count=_doubled(store.thread_count),
                 accepting=_doubled(store.accepting),
                 state_hash=_doubled(store.state_hash),
@@ -176,6 +199,10 @@ def _new_store(classes: int) -> Store:
     store.meta[machine.STACKS] = 1  # stack 0 is the empty one, in no table
     store.meta[machine.MAX_THREADS] = MAX_THREADS_PER_STATE
     return store
+
+
+def _power_of_two_table(entries: int) -> NDArray[np.int32]:
+    return np.zeros(max(256, 1 << (4 * entries - 1).bit_length()), np.int32)
 
 
 def _doubled(array: NDArray) -> NDArray:  # type: ignore[type-arg]

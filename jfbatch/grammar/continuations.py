@@ -125,7 +125,7 @@ def _thread_distance(code: Code, store: Store, thread: np.int64) -> np.int64:
         elif stack == 0:
             return total
         else:
-            at = np.int64(store.value[stack])
+            at = min(np.int64(store.value[stack]), len(code.op) - 1)
         stack = np.int64(store.parent[stack])
 
 
@@ -229,7 +229,7 @@ def shortest_ending(
             at = np.int64(code.x[at])
         elif op == RETURN:
             depth -= 1
-            at = np.int64(frames[depth])
+            at = min(np.int64(frames[depth]), len(code.op) - 1)
 
 
 @jit

@@ -21,7 +21,7 @@ from jfbatch.grammar.json_schema import schema_to_rules
 from jfbatch.grammar.language import dfa_of
 from jfbatch.grammar.masks import MaskTable
 from jfbatch.grammar.program import Program, compile_program
-from jfbatch.grammar.regex import RAW_UTF8, regex_to_expression
+from jfbatch.grammar.regex import JSON_CHARACTER, RAW_UTF8, regex_to_expression
 from jfbatch.grammar.vocabulary import Vocabulary
 
 JsonStyle = Literal["spaced", "compact", "pretty"]
@@ -41,10 +41,11 @@ class Grammar:
         vocabulary: Vocabulary,
         unenforced: Sequence[str] = (),
         warnings: Sequence[str] = (),
+        automaton: Automaton | None = None,
     ) -> None:
         self.vocabulary = vocabulary
         self.program = program
-        self.automaton = Automaton(program)
+        self.automaton = automaton or Automaton(program)
         self.masks = MaskTable(self.automaton, vocabulary)
         self.unenforced = tuple(unenforced)
         self.warnings = tuple(warnings)
@@ -65,7 +66,7 @@ class Grammar:
         lets them through wherever the specification does. Raises UnsupportedSchema.
         """
         compiled = schema_to_rules(schema, style=style, objects=objects, strict=strict)
-        program = compile_program(compiled.rules, dfa_of)
+        program = compile_program(compiled.rules, dfa_of, JSON_CHARACTER)
         return Grammar(program, vocabulary, compiled.unenforced, compiled.warnings)
 
     @staticmethod

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from jfbatch.errors import GrammarTooLarge, InvalidGrammar
 from jfbatch.grammar.automaton import Automaton
+from jfbatch.grammar.deadline import check_deadline
 from jfbatch.grammar.expression import (
     Choice,
     Difference,
@@ -95,8 +96,10 @@ def are_disjoint(one: Expression, other: Expression) -> bool:
 def _dfa(expression: Expression) -> Dfa:
     match expression:
         case Intersection(parts):
+            check_deadline()
             result = _dfa(parts[0])
             for part in parts[1:]:
+                check_deadline()
                 result = _product(result, _dfa(part), exclude=False)
             return result
         case Difference(include, exclude):

@@ -93,7 +93,7 @@ Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 
 def jit(function: Kernel) -> Kernel:
     """Compiled once, kept on disk beside the source, called without the GIL."""
-    return numba.njit(cache=True, nogil=True)(function)  # type: ignore[no-any-return]
+    return numba.njit(cache=True, nogil=True)(function)
 
 
 @jit
@@ -211,6 +211,8 @@ def add_closure(code: Code, store: Store, instruction: int, stack: int) -> int:
         elif op == RETURN:
             go = np.int64(store.value[stack])
             stack = np.int64(store.parent[stack])
+            if go >= len(code.op):  # only ever in a tampered cache entry
+                return TOO_LARGE
         if stack < 0:
             return GROW_STACKS
         top = _later(store, top, (go << 32) | np.int64(stack))

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from jfbatch.errors import GrammarTooLarge, InvalidGrammar
 from jfbatch.grammar import machine
 from jfbatch.grammar.continuations import fill_distances
+from jfbatch.grammar.deadline import check_deadline
 from jfbatch.grammar.expression import (
     ByteSet,
     Choice,
@@ -134,6 +135,8 @@ class _Compilation:
         return Program(self.assemble(), start)
 
     def emit(self, op: int, x: int = 0, y: int = 0, z: int = 0, loop: int = -1) -> int:
+        if len(self.op) % 4096 == 0:
+            check_deadline()
         if len(self.op) >= MAX_INSTRUCTIONS:
             raise GrammarTooLarge(f"the pattern needs more than {MAX_INSTRUCTIONS:,} instructions")
         self.op.append(op)
@@ -490,10 +493,8 @@ def _set_members(sets: list[int]) -> NDArray[np.uint8]:
     return np.unpackbits(table, axis=1, bitorder="little")
 
 
-_FILLERS = list(b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
-_FILLERS = np.array(
-    _FILLERS + [b for b in [*range(0x20, 0x100), *range(0x20)] if b not in _FILLERS], np.uint8
-)
+_NICE = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ" + bytes(range(0x20, 0x100))
+_FILLERS = np.frombuffer(bytes(dict.fromkeys(_NICE + bytes(range(0x20)))), np.uint8)
 
 
 def _preferred_bytes(class_of_byte: NDArray[np.uint8], classes: int) -> NDArray[np.uint8]:

@@ -65,7 +65,7 @@ def clamped_state(code: Code, store: Store, state: int, horizon: int) -> int:
                 changed |= frames[depth] != value
                 at = np.int64(code.y[loop])
             else:
-                at = value
+                at = min(value, len(code.op) - 1)
             stack = np.int64(store.parent[stack])
             depth += 1
         if changed:

@@ -91,7 +91,9 @@ class _Builder:
         names = schema.get("type")
         if names is None:
             return self._untyped(schema, path, depth, within)
-        kinds = {names} if isinstance(names, str) else set(names) if isinstance(names, list) else set()
+        kinds = (
+            {names} if isinstance(names, str) else set(map(str, names)) if isinstance(names, list) else set()
+        )
         if len(kinds) > 1:
             kinds.discard("null")
         if kinds == {"integer", "number"}:
@@ -157,6 +159,7 @@ class _Builder:
     def _array(self, schema: dict[str, Any], path: str, depth: int, within: tuple[int, ...]) -> ColumnType:
         items = schema.get("items")
         first = schema.get("prefixItems")
+        first = first if isinstance(first, list) else None
         if isinstance(items, list):
             first, items = items, schema.get("additionalItems", True)
         if first and items is None:
@@ -217,7 +220,7 @@ def _closed(schema: dict[str, Any], properties: dict[str, Any]) -> bool:
 
 
 def _one_type(types: list[ColumnType]) -> ColumnType:
-    """The type that all the branches share: the same one, or double for integers and numbers; else JSON text."""
+    """The type that all branches share (double for integers and numbers together); else JSON text."""
     if not types:
         return json_type()
     first = types[0]
@@ -245,7 +248,10 @@ def _scalar(arrow: pa.DataType, convert: Callable[[Any], Any], path: str) -> Col
 
 
 def _to_integer(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | float | Decimal) or value != int(value):
+    if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
+        raise _DoesNotFit
+    # 1e999999999 is short to write and endless to convert.
+    if (isinstance(value, Decimal) and value.adjusted() > 100_000) or value != int(value):
         raise _DoesNotFit
     return int(value)
 

@@ -7,7 +7,8 @@ values. Where rows have several patterns, `value` is JSON text.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -122,13 +123,27 @@ class Columns:
         }
 
 
-def parse_output(text: str) -> Any:
-    """The value of an output that has been validated. Integers of endless digits become Decimal."""
-    return json.loads(text, parse_int=_integer)
+def parse_output(text: str, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
+    """The value of an output's JSON. Numbers beyond Python's int and float become Decimal.
+
+    `pairs` makes an object of its (key, value) pairs, as for json.loads. Raises ValueError on other text.
+    """
+    return json.loads(
+        text, parse_int=_integer, parse_float=_float, parse_constant=_no_constant, object_pairs_hook=pairs
+    )
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _integer(text: str) -> int | Decimal:
     return int(text) if len(text) <= MAXIMUM_DIGITS else Decimal(text)
+
+
+def _float(text: str) -> float | Decimal:
+    value = float(text)
+    return value if math.isfinite(value) else Decimal(text)
 
 
 def _kept_text(value: Any) -> str | None:

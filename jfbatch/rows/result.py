@@ -1,4 +1,4 @@
-"""What became of a row, and how results lie in a part: one fixed Arrow schema, whatever the rows' schemas are.
+"""What became of a row, and how results lie in a part: one Arrow schema, whatever the rows' schemas.
 
 A part keeps the output's text as it is; the typed columns are made from it when the table is written.
 """
@@ -14,7 +14,17 @@ import pyarrow as pa
 from jfbatch.rows.json_text import dump, printable
 from jfbatch.rows.row import Row, digest
 
-STATUSES = ("ok", "shortened", "invalid_input", "unsupported_schema", "prompt_too_long", "failed")
+STATUSES = (
+    "ok",
+    "shortened",
+    "invalid_input",
+    "unsupported_schema",
+    "prompt_too_long",
+    "failed",
+    "invalid",
+)
+"""Every status. The journal holds them by number: new ones go to the end."""
+
 VALUE_STATUSES = frozenset({"ok", "shortened"})
 """The statuses whose text is a complete, valid output; the others have no value."""
 

@@ -1,0 +1,58 @@
+"""JSON Schema -> rules: drafts 4, 6, 7, 2019-09 and 2020-12.
+
+What the rules cannot hold is listed as `unenforced`: they then accept a superset of the valid texts,
+and whoever uses them checks the result.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from jfbatch.errors import UnsupportedSchema, UsageError
+from jfbatch.grammar.expression import RuleSet
+from jfbatch.grammar.json_schema.compiler import SchemaCompiler
+from jfbatch.grammar.json_schema.layout import STYLES, Layout, Style
+from jfbatch.grammar.json_schema.productive import prune
+from jfbatch.grammar.json_schema.resolve import Resolver
+
+
+@dataclass(frozen=True)
+class CompiledSchema:
+    """The rules of a schema, what they leave to a check ("#/pointer: keyword"), and remarks for its author."""
+
+    rules: RuleSet
+    unenforced: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+def schema_to_rules(
+    schema: Any,
+    *,
+    style: Style = "spaced",
+    objects: Literal["open", "closed"] = "open",
+    strict: bool = False,
+) -> CompiledSchema:
+    """Rules for the JSON texts, laid out in `style`, that satisfy a schema.
+
+    `objects`: "open" lets undeclared properties through where the schema does, "closed" only where the
+    schema describes them. `strict` refuses a schema that would leave anything unenforced.
+    Raises UnsupportedSchema (with pointer and keyword) and GrammarTooLarge.
+    """
+    if style not in STYLES:
+        raise UsageError(f"unknown JSON style {style!r}: one of {', '.join(STYLES)}")
+    if objects not in ("open", "closed"):
+        raise UsageError(f"objects must be open or closed, not {objects!r}")
+    warnings: list[str] = []
+    compiler = SchemaCompiler(Resolver(schema, warnings), Layout(style), objects)
+    rules = prune(RuleSet(compiler.compile(), compiler.rules))
+    if rules is None:
+        raise UnsupportedSchema("", "schema", "no value can satisfy it")
+    unenforced = tuple(compiler.unenforced)
+    if strict and unenforced:
+        pointer, _, keyword = unenforced[0].rpartition(": ")
+        raise UnsupportedSchema(pointer.lstrip("#"), keyword, "cannot be enforced by the grammar alone")
+    return CompiledSchema(rules, unenforced, (*warnings, *compiler.warnings))
+
+
+__all__ = ["CompiledSchema", "schema_to_rules"]

@@ -71,4 +71,4 @@ def _depend(node: SchemaNode, keyword: str, name: str, consequence: list[Any], b
 
     absent: Alternative = (Fact("forbid", (name,)),)
     present: Alternative = (Fact("require", (name,)), *consequence)
-    branch.splits.append(Split(f"#{node.path}: {keyword}", OBJECT, (absent, present), None, 1))
+    branch.add_split(Split(f"#{node.path}: {keyword}", OBJECT, (absent, present), None, 1))

@@ -24,13 +24,13 @@ def add_one_of(merger: Merger, node: SchemaNode, value: Any, branch: Branch) -> 
     parts = read_schemas(merger, node, "oneOf", value)
     label = f"#{node.path}: oneOf"
     if len(parts) == 1:
-        branch.add(parts[0])
+        branch.add((parts[0], True))
         return
 
     def expand(current: Branch) -> list[Alternative] | None:
         return _alternatives(merger, label, parts, current)
 
-    branch.splits.append(Split(label, ANY_TYPE, (), expand, 0))
+    branch.add_split(Split(label, ANY_TYPE, (), expand, 0))
 
 
 def _alternatives(merger: Merger, label: str, parts: list[SchemaNode], branch: Branch) -> list[Alternative]:
@@ -49,8 +49,8 @@ def _alternatives(merger: Merger, label: str, parts: list[SchemaNode], branch: B
     for index, part in enumerate(living):
         formulas: list[Any] = [(part, True)]
         for other in overlaps[index]:
-            negations = merger.negated(living[other])
-            formulas.append(Split(label, ANY_TYPE, tuple(negations), None, 3))
+            negations = tuple(merger.negated(living[other]))
+            formulas.append(Split(label, ANY_TYPE, negations, None, 3, living[other]))
         alternatives.append(tuple(formulas))
     return alternatives
 
@@ -60,7 +60,4 @@ def _can_join(merger: Merger, branch: Branch, parts: tuple[SchemaNode, ...]) -> 
     conjunction = tuple((part, True) for part in parts)
     if len(parts) > 1 and merger.is_empty(conjunction):
         return False
-    from jfbatch.grammar.json_schema.merge import Branch as NewBranch
-
-    joined = NewBranch(branch.shape.copy(), list(conjunction), set(branch.visited), [])
-    return merger.is_possible(joined)
+    return merger.is_possible(type(branch).of(conjunction, branch.shape.copy(), set(branch.visited)))

@@ -96,14 +96,13 @@ def _const(merger: Merger, node: SchemaNode, value: Any, branch: Branch) -> None
 
 def _reference(keyword: str) -> PositiveKeyword:
     def add(merger: Merger, node: SchemaNode, value: Any, branch: Branch) -> None:
-        branch.add(merger.resolver.reference(node, keyword))
+        branch.add((merger.resolver.reference(node, keyword), True))
 
     return add
 
 
 def _all_of(merger: Merger, node: SchemaNode, value: Any, branch: Branch) -> None:
-    for part in read_schemas(merger, node, "allOf", value):
-        branch.add(part)
+    branch.add(*((part, True) for part in read_schemas(merger, node, "allOf", value)))
 
 
 def _any_of(merger: Merger, node: SchemaNode, value: Any, branch: Branch) -> None:
@@ -112,7 +111,7 @@ def _any_of(merger: Merger, node: SchemaNode, value: Any, branch: Branch) -> Non
 
 
 def _not(merger: Merger, node: SchemaNode, value: Any, branch: Branch) -> None:
-    branch.add(merger.resolver.child(node, value, "not"), False)
+    branch.add((merger.resolver.child(node, value, "not"), False))
 
 
 def _minimum(merger: Merger, node: SchemaNode, value: Any, branch: Branch) -> None:

@@ -9,13 +9,14 @@ too many, a split is left out, and the shapes say so as `unenforced`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Union
 
 from jfbatch.errors import GrammarTooLarge, UnsupportedSchema
 from jfbatch.grammar.json_schema.resolve import Resolver, SchemaNode
 from jfbatch.grammar.json_schema.shape import (
     ANY_TYPE,
+    OBJECT,
     Atom,
     Conjunction,
     ItemScope,
@@ -44,6 +45,8 @@ class Split:
 
     `expand` makes the alternatives when the branch is taken apart, for those that depend on its shape;
     None from it leaves the split to the check. Splits are taken in the order of `cost`, cheap ones first.
+    `excluded`: the alternatives are the ways not to satisfy this node, so a branch in which it cannot
+    hold anyway needs none of them.
     """
 
     label: str
@@ -51,6 +54,7 @@ class Split:
     alternatives: tuple[Alternative, ...] = ()
     expand: Callable[[Branch], list[Alternative] | None] | None = None
     cost: int = 0
+    excluded: SchemaNode | None = None
 
 
 Formula = Union[Atom, Fact, Split]
@@ -60,22 +64,44 @@ LATE = 100
 """The cost from which on a split speaks about what the other splits have brought together."""
 
 
+Position = tuple[int, ...]
+"""Where in the text of the schema something was said: compared, it gives the order of first mention."""
+
+
 class Branch:
     """A shape in the making: what is still to be read, and what is still to be split."""
 
-    __slots__ = ("pending", "shape", "splits", "visited")
+    __slots__ = ("pending", "position", "shape", "splits", "visited")
 
-    def __init__(self, shape: Shape, pending: list[Formula], visited: set[Atom], splits: list[Split]) -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        pending: list[tuple[Position, Formula]],
+        visited: set[Atom],
+        splits: list[tuple[Position, Split]],
+    ) -> None:
         self.shape = shape
         self.pending = pending
         self.visited = visited
         self.splits = splits
+        self.position: Position = ()
+
+    @staticmethod
+    def of(conjunction: Conjunction, shape: Shape | None = None, visited: set[Atom] | None = None) -> Branch:
+        """A branch that has a conjunction still to read."""
+        pending: list[tuple[Position, Formula]] = [((index,), atom) for index, atom in enumerate(conjunction)]
+        return Branch(shape or Shape(), pending, visited or set(), [])
 
     def copy(self) -> Branch:
         return Branch(self.shape.copy(), list(self.pending), set(self.visited), list(self.splits))
 
-    def add(self, node: SchemaNode, positive: bool = True) -> None:
-        self.pending.append((node, positive))
+    def add(self, *formulas: Formula) -> None:
+        """Read these too, as if they stood at the current position."""
+        first = len(self.pending)
+        self.pending.extend(((*self.position, first + index), f) for index, f in enumerate(formulas))
+
+    def add_split(self, split: Split) -> None:
+        self.splits.append((self.position, split))
 
     def split(
         self,
@@ -88,9 +114,9 @@ class Branch:
         if not alternatives:
             self.shape.limit_types(ANY_TYPE & ~mask)
         elif len(alternatives) == 1 and mask == ANY_TYPE:
-            self.pending.extend(alternatives[0])
+            self.add(*alternatives[0])
         else:
-            self.splits.append(Split(label, mask, tuple(alternatives), None, cost))
+            self.add_split(Split(label, mask, tuple(alternatives), None, cost))
 
 
 PositiveKeyword = Callable[["Merger", SchemaNode, Any, Branch], None]
@@ -209,20 +235,20 @@ class Merger:
         key = frozenset(conjunction)
         found = self._shapes.get(key)
         if found is None:
-            found = self.expand(Branch(Shape(), list(conjunction), set(), []), conjunction)
+            found = self.expand(Branch.of(conjunction))
             self._shapes[key] = found
         return found
 
-    def expand(self, start: Branch, conjunction: Conjunction) -> list[Shape]:
+    def expand(self, start: Branch) -> list[Shape]:
         """All branches of `start` taken apart. Leaves out the dearest splits when there are too many."""
         left_out: set[str] = set()
         while True:
             try:
-                return self._expand(start.copy(), conjunction, left_out)
+                return self._expand(start.copy(), left_out)
             except _TooManyBranches as overflow:
                 left_out.add(overflow.label)
 
-    def _expand(self, start: Branch, conjunction: Conjunction, left_out: set[str]) -> list[Shape]:
+    def _expand(self, start: Branch, left_out: set[str]) -> list[Shape]:
         results: list[Shape] = []
         stack = [start]
         steps = 0
@@ -232,11 +258,12 @@ class Merger:
             steps += 1
             if not self._read(branch):
                 continue
-            split = self._next_split(branch, left_out)
-            if split is None or self._decided_by_values(branch):
+            chosen = None if self._decided_by_values(branch) else self._next_split(branch, left_out)
+            if chosen is None:
                 results.append(branch.shape)
             else:
-                branches = self._take_apart(branch, split)
+                position, split = chosen
+                branches = self._take_apart(branch, position, split)
                 if branches is None:
                     left_out.add(split.label)
                     branch.shape.unenforce(split.mask, split.label)
@@ -255,38 +282,44 @@ class Merger:
 
     def _read(self, branch: Branch) -> bool:
         """Read all that is pending into the shape; False if the branch turns out dead."""
-        pending, visited, shape = branch.pending, branch.visited, branch.shape
-        while pending:
-            formula = pending.pop(0) if len(pending) < 64 else pending.pop()
-            if isinstance(formula, Fact):
-                getattr(shape, formula.method)(*formula.arguments)
-                continue
-            if isinstance(formula, Split):
-                branch.splits.append(formula)
-                continue
-            if formula in visited:
-                continue
-            node, positive = formula
-            if (node, not positive) in visited:
-                return False
-            visited.add(formula)
-            if len(visited) > NODE_LIMIT:
-                raise GrammarTooLarge(f"schema at #{node.path}: more than {NODE_LIMIT} subschemas apply at once")
-            if isinstance(node.schema, bool):
-                if node.schema != positive:
-                    return False
-                continue
-            if positive:
-                for keyword in self.keywords(node):
-                    self._positive[keyword](self, node, node.schema[keyword], branch)
-            else:
-                alternatives = self.negated(node)
-                if not alternatives:
-                    return False
-                branch.split(f"#{node.path}: not", alternatives, cost=1)
+        shape, visited = branch.shape, branch.visited
+        while branch.pending:
+            current, branch.pending = branch.pending, []
+            for position, formula in current:
+                branch.position = shape.position = position
+                if isinstance(formula, Fact):
+                    getattr(shape, formula.method)(*formula.arguments)
+                elif isinstance(formula, Split):
+                    branch.add_split(formula)
+                elif formula not in visited:
+                    visited.add(formula)
+                    if not self._read_atom(branch, formula):
+                        return False
             if not shape.types:
                 return False
+            if len(visited) > NODE_LIMIT:
+                raise GrammarTooLarge(f"more than {NODE_LIMIT} subschemas apply to one value at once")
         return shape.settle() and not self._contradicts_by_properties(shape)
+
+    def _read_atom(self, branch: Branch, atom: Atom) -> bool:
+        node, positive = atom
+        if (node, not positive) in branch.visited:
+            return False
+        if isinstance(node.schema, bool):
+            return node.schema == positive
+        if not positive:
+            alternatives = self.negated(node)
+            if len(alternatives) == 1:
+                branch.add(*alternatives[0])
+            elif alternatives:
+                label = f"#{node.path}: not"
+                branch.add_split(Split(label, ANY_TYPE, tuple(alternatives), None, 1, node))
+            return bool(alternatives)
+        start = branch.position
+        for index, keyword in enumerate(self.keywords(node)):
+            branch.position = branch.shape.position = (*start, index)
+            self._positive[keyword](self, node, node.schema[keyword], branch)
+        return True
 
     def negated(self, node: SchemaNode) -> list[Alternative]:
         """The ways not to satisfy a node, one keyword each."""
@@ -298,22 +331,38 @@ class Merger:
             self._negations[node] = found
         return found
 
-    def _next_split(self, branch: Branch, left_out: set[str]) -> Split | None:
+    def _next_split(self, branch: Branch, left_out: set[str]) -> tuple[Position, Split] | None:
         best: int | None = None
-        kept: list[Split] = []
-        for split in branch.splits:
+        kept: list[tuple[Position, Split]] = []
+        for position, split in branch.splits:
             if not split.mask & branch.shape.types:
                 continue
             if split.label in left_out:
                 branch.shape.unenforce(split.mask, split.label)
                 continue
-            kept.append(split)
-            if best is None or split.cost < kept[best].cost:
+            kept.append((position, split))
+            if best is None or split.cost < kept[best][1].cost:
                 best = len(kept) - 1
         branch.splits = kept
-        return None if best is None else kept.pop(best)
+        return self._some_key_split(branch) if best is None else kept.pop(best)
 
-    def _take_apart(self, branch: Branch, split: Split) -> list[Branch] | None:
+    def _some_key_split(self, branch: Branch) -> tuple[Position, Split] | None:
+        """At the end of a branch: a demand for some property becomes a choice of which one answers it."""
+        from jfbatch.grammar.json_schema.objects import split_some_key
+
+        facts = branch.shape.object
+        if not facts.some_keys or not branch.shape.types & OBJECT:
+            return None
+        for index, some in enumerate(facts.some_keys):
+            if not some.undeclared:
+                rest = facts.some_keys[:index] + facts.some_keys[index + 1 :]
+                branch.shape.object = replace(facts, some_keys=rest)
+                return (), split_some_key(self, branch.shape.object, some)
+        return None
+
+    def _take_apart(self, branch: Branch, position: Position, split: Split) -> list[Branch] | None:
+        if split.excluded is not None and not self._may_hold(branch, split.excluded):
+            return [branch]
         alternatives: Any = split.alternatives
         if split.expand is not None:
             alternatives = split.expand(branch)
@@ -328,9 +377,14 @@ class Merger:
             branch.shape.limit_types(split.mask)
         for index, alternative in enumerate(alternatives):
             taken = branch if index == len(alternatives) - 1 else branch.copy()
-            taken.pending.extend(alternative)
+            taken.position = (*position, index)
+            taken.add(*alternative)
             branches.append(taken)
         return branches
+
+    def _may_hold(self, branch: Branch, node: SchemaNode) -> bool:
+        visited = branch.visited - {(node, False)}
+        return self.is_possible(Branch.of(((node, True),), branch.shape.copy(), visited))
 
     # Emptiness: whether a conjunction provably has no instance. False means "not proven".
 
@@ -356,6 +410,18 @@ class Merger:
             self._empty[key] = found
         return found
 
+    def is_possible(self, branch: Branch) -> bool:
+        """Whether a branch may have an instance; False is proven."""
+        if self._emptiness_depth >= 4:
+            return True
+        self._emptiness_depth += 1
+        try:
+            shapes = self.expand(branch)
+            together = tuple(branch.visited)
+            return not all(self.shape_is_empty(shape, together) for shape in shapes)
+        finally:
+            self._emptiness_depth -= 1
+
     def shape_is_empty(self, shape: Shape, conjunction: Conjunction) -> bool:
         """Whether no value provably has this shape; `conjunction` is what it was made from."""
         from jfbatch.grammar.json_schema.values import remaining_values
@@ -367,8 +433,6 @@ class Merger:
     def _contradicts_by_properties(self, shape: Shape) -> bool:
         """Take away the object type where a required property can have no value; True if nothing is left."""
         from jfbatch.grammar.json_schema.objects import property_conjunction
-        from jfbatch.grammar.json_schema.shape import OBJECT
-
         if not shape.types & OBJECT or not shape.object.required or not shape.object.scopes:
             return False
         if self._emptiness_depth >= 4:

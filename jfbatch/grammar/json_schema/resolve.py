@@ -73,6 +73,7 @@ class Resolver:
         self.draft = draft_of(schema, LATEST, warnings)
         self.warnings = warnings
         self._nodes: dict[tuple[int, str], SchemaNode] = {}
+        self._synthetic: dict[str, SchemaNode] = {}
         self._targets: dict[tuple[str, str, str], SchemaNode] = {}
         self._resources: dict[str, tuple[Any, str, int]] | None = None
         self._anchors: dict[tuple[str, str], tuple[Any, str]] = {}
@@ -94,6 +95,15 @@ class Resolver:
             own_base, own_draft = self._enter(schema, base, draft)
             found = SchemaNode(schema, own_base, path, own_draft)
             self._nodes[key] = found
+        return found
+
+    def synthetic(self, schema: dict[str, Any]) -> SchemaNode:
+        """A node for a schema that the document does not contain. The same value gives the same node."""
+        key = repr(schema)
+        found = self._synthetic.get(key)
+        if found is None:
+            found = SchemaNode(schema, self.root.base, "", LATEST)
+            self._synthetic[key] = found
         return found
 
     def child(self, node: SchemaNode, schema: Any, keyword: str, token: str | None = None) -> SchemaNode:

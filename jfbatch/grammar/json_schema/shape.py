@@ -6,6 +6,7 @@ replaced on change, so that copying a shape for a branch costs a few references.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -115,7 +116,8 @@ class PropertyScope:
 @dataclass(frozen=True, slots=True)
 class SomeKey:
     """At least one property whose name is outside `names` and `not_patterns`, matches `patterns`,
-    satisfies `key_atoms`, and whose value satisfies `atoms`."""
+    satisfies `key_atoms`, and whose value satisfies `atoms`. `undeclared`: by now it must be one that the
+    shape does not declare."""
 
     names: frozenset[str]
     patterns: tuple[str, ...]
@@ -123,11 +125,13 @@ class SomeKey:
     key_atoms: Conjunction
     atoms: Conjunction
     label: str
+    undeclared: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectFacts:
     scopes: tuple[PropertyScope, ...] = ()
+    positions: tuple[tuple[int, ...], ...] = ()
     required: Mapping[str, None] = field(default_factory=dict)
     forbidden: frozenset[str] = frozenset()
     min_properties: int = 0
@@ -147,9 +151,12 @@ _ANY_NUMBER, _ANY_STRING, _ANY_ARRAY, _ANY_OBJECT = NumberFacts(), StringFacts()
 
 
 class Shape:
-    """The merged facts of one branch. `values` is the finite list of candidates, if there is one."""
+    """The merged facts of one branch. `values` is the finite list of candidates, if there is one.
 
-    __slots__ = ("array", "excluded", "number", "object", "string", "types", "unenforced", "values")
+    `position` is where in the schema the reader is.
+    """
+
+    __slots__ = ("array", "excluded", "number", "object", "position", "string", "types", "unenforced", "values")
 
     def __init__(self) -> None:
         self.types = ANY_TYPE
@@ -160,6 +167,7 @@ class Shape:
         self.array = _ANY_ARRAY
         self.object = _ANY_OBJECT
         self.unenforced: tuple[tuple[int, str], ...] = ()
+        self.position: tuple[int, ...] = ()
 
     def copy(self) -> Shape:
         new = Shape.__new__(Shape)
@@ -171,6 +179,7 @@ class Shape:
         new.array = self.array
         new.object = self.object
         new.unenforced = self.unenforced
+        new.position = self.position
         return new
 
     def settle(self) -> bool:
@@ -274,7 +283,12 @@ class Shape:
     # objects
 
     def properties(self, scope: PropertyScope) -> None:
-        self.object = replace(self.object, scopes=(*self.object.scopes, scope))
+        """Scopes stay in the order in which the schema mentions them, whenever they are read."""
+        place = bisect_right(self.object.positions, self.position)
+        scopes, positions = list(self.object.scopes), list(self.object.positions)
+        scopes.insert(place, scope)
+        positions.insert(place, self.position)
+        self.object = replace(self.object, scopes=tuple(scopes), positions=tuple(positions))
 
     def property_holds(self, name: str, atom: Atom) -> None:
         self.properties(PropertyScope({name: atom}))

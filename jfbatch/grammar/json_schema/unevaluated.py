@@ -38,7 +38,7 @@ def add_unevaluated_properties(merger: Merger, node: SchemaNode, value: Any, bra
         scope = PropertyScope(names, tuple(patterns.items()), rest)
         return [(Fact("properties", (scope,)),)]
 
-    branch.splits.append(Split(f"#{node.path}: unevaluatedProperties", OBJECT, (), expand, LATE))
+    branch.add_split(Split(f"#{node.path}: unevaluatedProperties", OBJECT, (), expand, LATE))
 
 
 def add_unevaluated_items(merger: Merger, node: SchemaNode, value: Any, branch: Branch) -> None:
@@ -61,7 +61,7 @@ def add_unevaluated_items(merger: Merger, node: SchemaNode, value: Any, branch: 
                 length = max(length, len(scope.prefix))
         return [(Fact("items", (ItemScope((None,) * length, rest),)),)]
 
-    branch.splits.append(Split(f"#{node.path}: unevaluatedItems", ARRAY, (), expand, LATE))
+    branch.add_split(Split(f"#{node.path}: unevaluatedItems", ARRAY, (), expand, LATE))
 
 
 def _has(merger: Merger, node: SchemaNode, keywords: tuple[str, ...]) -> bool:

@@ -9,7 +9,14 @@ import re
 from functools import lru_cache
 
 from jfbatch.grammar.regex import unicode_tables
-from jfbatch.grammar.regex.characters import ANY_CHARACTER, Ranges, complemented, intersected, normalised
+from jfbatch.grammar.regex.characters import (
+    ANY_CHARACTER,
+    Ranges,
+    complemented,
+    intersected,
+    normalised,
+    without,
+)
 
 DIGIT: Ranges = ((0x30, 0x39),)
 WORD: Ranges = ((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A))
@@ -38,10 +45,8 @@ _ASCII = {"d": DIGIT, "w": WORD, "s": ASCII_SPACE}
 def escape_class(letter: str, dialect: str, ascii_only: bool) -> Ranges:
     """The set of \\d \\w \\s, or of \\D \\W \\S."""
     lower = letter.lower()
-    if dialect == "ecma":
-        ranges = _ECMA[lower]
-    else:
-        ranges = _ASCII[lower] if ascii_only else _python_class(lower)
+    named = _ECMA if dialect == "ecma" else _ASCII
+    ranges = named[lower] if dialect == "ecma" or ascii_only else _python_class(lower)
     return ranges if letter == lower else complemented(ranges)
 
 
@@ -131,13 +136,26 @@ def _decoded(encoded: str) -> Ranges:
     return normalised(ranges)
 
 
-def case_closed(ranges: Ranges, ascii_only: bool = False) -> Ranges:
-    """The set together with every character that differs from a member in case only, as in Python's re."""
+def case_closed(ranges: Ranges, dialect: str, ascii_only: bool = False) -> Ranges:
+    """The set together with every character that differs from a member in case only.
+
+    As in Python's re; in ECMA-262's Unicode mode the Turkic dotted and dotless i are not cases of i.
+    """
+    closed = _case_closed(ranges, ascii_only)
+    if dialect == "ecma":
+        closed = normalised((*without(closed, _TURKIC), *intersected(ranges, _TURKIC)))
+    return closed
+
+
+_TURKIC: Ranges = ((0x130, 0x131),)
+
+
+def _case_closed(ranges: Ranges, ascii_only: bool) -> Ranges:
     if ascii_only or all(high < 0x80 for _, high in ranges):
         groups = _ASCII_CASES if ascii_only else _UNICODE_CASES_OF_ASCII
     else:
         groups = _unicode_cases()
-    extra = []
+    extra: list[tuple[int, int]] = []
     for low, high in ranges:
         for code in range(low, high + 1) if high - low < len(groups) else groups:
             if low <= code <= high:
@@ -191,5 +209,6 @@ def _cased_ranges() -> list[tuple[int, int]]:
     return [
         (code, code)
         for code in range(0x110000)
-        if not 0xD800 <= code <= 0xDFFF and (text[code].lower() != text[code] or text[code].upper() != text[code])
+        if not 0xD800 <= code <= 0xDFFF
+        and (text[code].lower() != text[code] or text[code].upper() != text[code])
     ]

@@ -247,26 +247,24 @@ def width(node: Node) -> tuple[int, int | None]:
         case Characters():
             return 1, 1
         case Concatenation(parts):
-            low, high = 0, 0
-            for part in parts:
-                part_low, part_high = width(part)
-                low += part_low
-                high = None if high is None or part_high is None else high + part_high  # type: ignore[assignment]
-            return low, high
+            widths = [width(part) for part in parts]
+            highs = [high for _, high in widths if high is not None]
+            return sum(low for low, _ in widths), sum(highs) if len(highs) == len(widths) else None
         case Alternation(parts):
             widths = [width(part) for part in parts]
             if not widths:
                 return 0, 0
-            highs = [high for _, high in widths]
-            return min(low for low, _ in widths), None if None in highs else max(h for h in highs if h is not None)
+            highs = [high for _, high in widths if high is not None]
+            return min(low for low, _ in widths), max(highs) if len(highs) == len(widths) else None
         case Repetition(inner, low_count, high_count):
-            low, high = width(inner)
-            most = None if high_count is None or high is None else high * high_count
-            return low * low_count, 0 if high == 0 else most
+            low, most = width(inner)
+            if most == 0:
+                return 0, 0
+            return low * low_count, None if high_count is None or most is None else most * high_count
         case Conjunction(first, second):
-            (low, high), (other_low, other_high) = width(first), width(second)
-            highs = [h for h in (high, other_high) if h is not None]
-            return max(low, other_low), min(highs) if highs else None
+            (low, most), (other_low, other_most) = width(first), width(second)
+            known = [most for most in (most, other_most) if most is not None]
+            return max(low, other_low), min(known) if known else None
         case Subtraction(include):
             return width(include)
     return 0, 0

@@ -1,0 +1,180 @@
+"""The command line: each command parses, calls one function and prints.
+
+Importing this module loads neither torch nor transformers, so that help and mistakes answer at once.
+`run`'s flags are made from RunConfig's fields. Data goes to stdout, everything else to stderr.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Optional, get_args, get_origin
+
+import typer
+from typer.exceptions import TyperException
+
+from jfbatch import __version__, config
+from jfbatch.errors import InputError, JfbatchError, UsageError
+
+app = typer.Typer(
+    name="jfbatch",
+    help="Batch inference with language models: prompts in, a table out, every output as its schema says.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+_INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit: one line on stderr for whatever the user can mend, no traceback."""
+    try:
+        code = app(
+            args=None if arguments is None else list(arguments), prog_name="jfbatch", standalone_mode=False
+        )
+    except JfbatchError as error:
+        sys.exit(_complain(str(error), error.exit_code))
+    except TyperException as error:  # a flag or argument that does not parse
+        reason = getattr(error, "format_message", error.__str__)()
+        sys.exit(_complain(f"{reason} Try 'jfbatch --help' or 'jfbatch run --help'.", 2))
+    except (KeyboardInterrupt, typer.Abort):
+        sys.exit(_complain("interrupted", _INTERRUPTED))
+    except BrokenPipeError:  # the reader of our stdout has seen enough, as `| head` does
+        sys.stderr.close()
+        sys.exit(0)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _complain(reason: str, code: int) -> int:
+    print("jfbatch: " + " ".join(reason.split("\n")), file=sys.stderr)
+    return code
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"jfbatch {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True),
+    ] = False,
+) -> None:
+    pass
+
+
+def _run(config_file: Path | None, **flags: Any) -> int:
+    """Run every prompt of the inputs through the model and write one table.
+
+    The same command continues what an earlier one left unfinished. Exit codes: 0 all rows ok or shortened,
+    1 some rows failed, 2 usage, 65 damaged input, 74 the output cannot be written, 130 and 143 signals.
+    """
+    given = {name: value for name, value in flags.items() if value is not None and value != []}
+    settings = config.load_config(given, config_file)
+    if not settings.inputs:
+        raise UsageError("no input: name a JSONL file with prompts, or - for standard input")
+    if settings.output is None:
+        raise UsageError("no output: say where the table goes with -o TABLE.parquet")
+    from jfbatch.engine.model import prepare_environment
+
+    prepare_environment()
+    from jfbatch import job  # here, because it brings torch and transformers
+
+    return job.run(settings)
+
+
+def _metavar(annotation: Any) -> str:
+    """How a flag's value is written in the help."""
+    if get_origin(annotation) is Literal:
+        return "|".join(map(str, get_args(annotation)))
+    if get_origin(annotation) is tuple:
+        return "A,B,.."
+    kinds = {bool: "on|off", int: "N", float: "X", Path: "PATH", str: "TEXT"}
+    candidates = [annotation, *get_args(annotation)]  # such as `int | None`
+    return next((kinds[kind] for kind in candidates if kind in kinds), "SIZE")
+
+
+# Switches that are on by default read better as `--jump off` than as `--no-jump`.
+_ON_OR_OFF = frozenset({"jump", "drafts"})
+
+
+def _flag(setting: config.Setting) -> inspect.Parameter:
+    """The command-line parameter of one setting; None stands for "not given". pydantic checks the value."""
+    kind: Any
+    default: Any = None
+    if setting.field == "inputs":
+        kind = Annotated[Optional[list[str]], typer.Argument(metavar="INPUT...", help=setting.description)]  # noqa: UP045
+    else:
+        names = [setting.flag, *([setting.short] if setting.short else [])]
+        is_switch = setting.annotation is bool and setting.field not in _ON_OR_OFF
+        if is_switch and not setting.short:
+            names[0] += f"/--no-{setting.flag[2:]}"
+        shown = config.shown_default(setting)
+        option = typer.Option(
+            *names,
+            metavar=None if is_switch else _metavar(setting.annotation),
+            help=setting.description + (f" [{shown}]" if shown and not is_switch else ""),
+            show_default=False,
+        )
+        kind = Annotated[Optional[bool] if is_switch else Optional[str], option]  # noqa: UP045
+    return inspect.Parameter(setting.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+
+
+def _register_run() -> None:
+    """Give `run` one flag per setting of RunConfig."""
+    file_flag = typer.Option(
+        "--config", metavar="FILE", envvar="JFBATCH_CONFIG", help="YAML file with settings."
+    )
+    parameters = [
+        *(_flag(setting) for setting in config.settings()),
+        inspect.Parameter(
+            "config_file",
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[Optional[Path], file_flag],  # noqa: UP045
+        ),
+    ]
+    command: Any = _run
+    command.__signature__ = inspect.Signature(parameters, return_annotation=int)
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters} | {
+        "return": int
+    }
+    app.command("run")(command)
+
+
+_register_run()
+
+
+@app.command("show")
+def _show(
+    table: Annotated[Path, typer.Argument(metavar="TABLE.parquet", help="A table that run has written.")],
+    rows: Annotated[int, typer.Option("--rows", "-n", min=1, help="How many rows to print.")] = 10,
+    columns: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--columns", metavar="A,B,..", help="Print these columns, by default the telling ones."),
+    ] = None,
+) -> None:
+    """Print the first rows of an output table."""
+    import pyarrow
+    import pyarrow.parquet
+
+    from jfbatch.report import table as report_table
+
+    if not table.is_file():
+        raise UsageError(f"{table}: no such file")
+    try:
+        with pyarrow.parquet.ParquetFile(table) as file:
+            chosen = report_table.choose_columns(
+                file.schema_arrow.names, columns.split(",") if columns else None
+            )
+            batch = next(file.iter_batches(batch_size=rows, columns=chosen), None)
+            total = file.metadata.num_rows
+    except (pyarrow.ArrowInvalid, OSError) as error:
+        raise InputError(str(table), f"cannot be read as a Parquet table ({error})") from None
+    report_table.print_rows([] if batch is None else batch.to_pylist(), chosen, total)

@@ -1,0 +1,402 @@
+"""The settings of a run: defaults < YAML file < environment < flags, checked before anything starts.
+
+RunConfig is the one list of settings. The command line's flags and docs/configuration.md are made from
+its fields, so that a name, a default and a description exist once.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pydantic
+import yaml
+
+from jfbatch.errors import UsageError
+
+ENVIRONMENT_PREFIX = "JFBATCH_"
+# Variables with the prefix that are no settings of a run.
+_OTHER_VARIABLES = frozenset({"JFBATCH_CONFIG", "JFBATCH_TEST_DATA"})
+_BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
+
+
+def _setting(default: Any, panel: str, description: str, short: str | None = None, **limits: Any) -> Any:
+    """A field of RunConfig: its default, the help panel it is listed in, one sentence on it."""
+    return pydantic.Field(
+        default, description=description, json_schema_extra={"panel": panel, "short": short}, **limits
+    )
+
+
+def _split_list(value: Any) -> Any:
+    """A flag or variable gives a list as text with commas; YAML gives a list."""
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    if isinstance(value, list):
+        # YAML reads 7 and true as other types; they stand for their own spelling.
+        return tuple(json.dumps(part) if isinstance(part, int) else part for part in value)
+    return value
+
+
+def _parse_bytes(value: Any) -> Any:
+    """'2GiB', '500MB' or a number of bytes."""
+    if isinstance(value, str) and (match := _BYTES.fullmatch(value.strip())):
+        base = 1024 if match[3] else 1000
+        return int(float(match[1]) * base ** " KMGT".index(match[2].upper() or " "))
+    return value
+
+
+TextList = Annotated[tuple[str, ...], pydantic.BeforeValidator(_split_list)]
+ByteCount = Annotated[int, pydantic.BeforeValidator(_parse_bytes)]
+
+
+class RunConfig(pydantic.BaseModel):
+    """All settings of one run. Immutable; unknown settings are refused."""
+
+    model_config = pydantic.ConfigDict(
+        frozen=True, extra="forbid", validate_by_name=True, validate_by_alias=True, protected_namespaces=()
+    )
+
+    # Input and output
+    inputs: TextList = _setting((), "Input and output", "The files with the prompts; - is standard input.")
+    output: Path | None = _setting(None, "Input and output", "The Parquet table to write.", "-o")
+    keep: TextList = _setting((), "Input and output", "Further input fields to carry to the output.")
+    flatten: bool = _setting(
+        False, "Input and output", "Make each top-level property of the value a column of its own."
+    )
+    overwrite: bool = _setting(
+        False, "Input and output", "Start anew where the output was made with different settings."
+    )
+    retry: Literal["none", "failed", "invalid", "all"] = _setting(
+        "none", "Input and output", "Which finished rows of an earlier run to run again."
+    )
+    duplicate_ids: Literal["refuse", "keep"] = _setting(
+        "refuse",
+        "Input and output",
+        "What happens to a row whose id came before: invalid_input, or run as well.",
+    )
+    keep_parts: bool = _setting(False, "Input and output", "Leave the parts beside the finished table.")
+    flush_rows: int = _setting(256, "Input and output", "Commit a part after this many finished rows.", ge=1)
+    flush_seconds: float = _setting(15.0, "Input and output", "Commit a part after this many seconds.", gt=0)
+    summary_json: Path | None = _setting(
+        None, "Input and output", "Also write counts, timings and settings to this JSON file."
+    )
+
+    # What outputs must obey
+    schema_file: Path | None = _setting(
+        None, "Pattern", "JSON Schema for the rows that bring no pattern of their own.", alias="schema"
+    )
+    regex: str | None = _setting(None, "Pattern", "Regular expression that the whole output must match.")
+    choice: TextList = _setting((), "Pattern", "The outputs to choose from, with commas between them.")
+    grammar_file: Path | None = _setting(
+        None, "Pattern", "Grammar file the output must follow.", alias="grammar"
+    )
+    json_style: Literal["spaced", "compact", "pretty"] = _setting(
+        "spaced", "Pattern", "How JSON is laid out: as json.dumps prints, without spaces, or indented by two."
+    )
+    objects: Literal["closed", "open"] = _setting(
+        "closed", "Pattern", "Whether objects may have undeclared properties where their schema lets them."
+    )
+    strict: bool = _setting(
+        False,
+        "Pattern",
+        "Refuse a schema that cannot be enforced in full, instead of checking outputs after.",
+    )
+    retries: int = _setting(
+        2, "Pattern", "How often to sample again an output that fails the check afterwards.", ge=0
+    )
+    compile_timeout: float = _setting(10.0, "Pattern", "Seconds that compiling one pattern may take.", gt=0)
+    compile_threads: int = _setting(1, "Pattern", "Background threads that compile patterns.", ge=1)
+    cache_dir: Path | None = _setting(
+        None,
+        "Pattern",
+        "Directory of the grammar cache and the demo model's copy, "
+        "by default $SLURM_TMPDIR, $XDG_CACHE_HOME/jfbatch or ~/.cache/jfbatch.",
+    )
+
+    # Model and prompt
+    model: str = _setting(
+        "demo", "Model and prompt", "demo, a model directory, a hub name or a .gguf file.", "-m", min_length=1
+    )
+    trust_remote_code: bool = _setting(
+        False, "Model and prompt", "Let the model's repository run Python code of its own."
+    )
+    system: str | None = _setting(None, "Model and prompt", "System message put before every prompt.")
+    raw: bool = _setting(False, "Model and prompt", "Take prompts as they are, without the chat template.")
+
+    # Sampling
+    max_tokens: int = _setting(512, "Sampling", "Most tokens of one output.", ge=1)
+    temperature: float = _setting(0.0, "Sampling", "0 takes the likeliest token; above it, sample.", ge=0)
+    seed: int = _setting(0, "Sampling", "Seed of sampling; an output depends on it and its row alone.")
+
+    # Speed
+    device: str = _setting("auto", "Speed", "cpu, cuda, cuda:N, or auto: cuda where present.")
+    dtype: Literal["auto", "f32", "bf16", "f16"] = _setting(
+        "auto", "Speed", "Weights' type; auto is f32 on CPU and bf16 on CUDA."
+    )
+    threads: int | None = _setting(None, "Speed", "CPU threads, by default one per physical core.", ge=1)
+    batch_size: int = _setting(64, "Speed", "Most rows decoded at once.", ge=1)
+    kv_memory: ByteCount | None = _setting(
+        None, "Speed", "Memory for the KV cache, such as 2GiB; by default what the device can spare.", ge=1
+    )
+    jump: bool = _setting(True, "Speed", "Skip sampling what the grammar determines (on or off).")
+    drafts: bool = _setting(True, "Speed", "Verify likely tokens several at a time (on or off).")
+    window: int = _setting(50_000, "Speed", "Rows read ahead, grouped and sorted together.", ge=1)
+
+    # While it runs
+    max_failures: int | None = _setting(None, "While it runs", "Stop after this many failed rows.", ge=1)
+    grace: float = _setting(25.0, "While it runs", "Seconds to commit finished rows after SIGTERM.", ge=0)
+    quiet: bool = _setting(False, "While it runs", "No progress and no summary.", "-q")
+
+    @pydantic.field_validator("device")
+    @classmethod
+    def _known_device(cls, value: str) -> str:
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", value):
+            raise ValueError("must be auto, cpu, cuda or cuda:N")
+        return value
+
+    @pydantic.field_validator("dtype", mode="before")
+    @classmethod
+    def _dtype_by_its_long_name(cls, value: Any) -> Any:
+        return {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}.get(value, value)
+
+    @pydantic.field_validator("choice")
+    @classmethod
+    def _distinct_choices(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(value)) != len(value):
+            raise ValueError("lists a text twice")
+        return value
+
+    @pydantic.model_validator(mode="after")
+    def _one_pattern(self) -> RunConfig:
+        given = [
+            setting.name
+            for setting in settings()
+            if setting.field in _PATTERNS and getattr(self, setting.field)
+        ]
+        if len(given) > 1:
+            raise ValueError(f"give one of {' and '.join(given)}, not both")
+        return self
+
+    @property
+    def cache_directory(self) -> Path:
+        """Where the grammar cache and the demo model's copy lie."""
+        return self.cache_dir or default_cache_directory()
+
+
+_PATTERNS = ("schema_file", "regex", "choice", "grammar_file")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One field of RunConfig as people see it; `name` is its key in YAML."""
+
+    field: str
+    name: str
+    panel: str
+    description: str
+    default: Any
+    annotation: Any
+    short: str | None
+
+    @property
+    def flag(self) -> str:
+        return "INPUT..." if self.field == "inputs" else "--" + self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        return ENVIRONMENT_PREFIX + self.name.upper()
+
+
+def settings() -> Iterator[Setting]:
+    """All settings, in the order of RunConfig's fields."""
+    for field, info in RunConfig.model_fields.items():
+        extra: Any = info.json_schema_extra
+        yield Setting(
+            field=field,
+            name=info.alias or field,
+            panel=extra["panel"],
+            description=info.description or "",
+            default=info.default,
+            annotation=info.annotation,
+            short=extra["short"],
+        )
+
+
+def load_config(
+    flags: Mapping[str, Any], file: Path | None = None, environment: Mapping[str, str] | None = None
+) -> RunConfig:
+    """The settings of a run from a YAML file, the environment and flags, later ones winning.
+
+    `flags` holds only the flags that were given, by setting name. Raises UsageError naming the setting,
+    where it came from and what is wrong.
+    """
+    by_name = {setting.name: setting for setting in settings()}
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    environment = os.environ if environment is None else environment
+    layers: list[tuple[str, dict[str, Any]]] = []
+    if file is not None:
+        layers.append((str(file), _read_yaml(file)))
+    layers.append(("the environment", _from_environment(environment)))
+    layers.append(("the command line", dict(flags)))
+    for origin, layer in layers:
+        for name in layer:
+            if name not in by_name:
+                raise UsageError(f"{origin}: unknown setting {name!r}{_nearest(name, by_name)}")
+        if any(by_name[name].field in _PATTERNS for name in layer):
+            for name in [name for name in values if by_name[name].field in _PATTERNS]:
+                del values[name]  # a pattern replaces the pattern of a weaker layer, of whatever kind
+        values |= layer
+        origins |= dict.fromkeys(layer, origin)
+    try:
+        return RunConfig.model_validate(values)
+    except pydantic.ValidationError as error:
+        raise UsageError(_first_complaint(error, origins)) from None
+
+
+def default_cache_directory(environment: Mapping[str, str] | None = None) -> Path:
+    """$JFBATCH_CACHE_DIR, else a node's own disk under Slurm, else the user's cache directory."""
+    environment = os.environ if environment is None else environment
+    if chosen := environment.get("JFBATCH_CACHE_DIR"):
+        return Path(chosen)
+    for variable in ("SLURM_TMPDIR", "XDG_CACHE_HOME"):
+        if base := environment.get(variable):
+            return Path(base) / "jfbatch"
+    return Path.home() / ".cache" / "jfbatch"
+
+
+def configuration_page() -> str:
+    """docs/configuration.md: every setting with its flag, variable, default and description."""
+    lines = [
+        "# Configuration",
+        "",
+        "A setting comes from its default, the YAML file given with `--config` (or `JFBATCH_CONFIG`), its",
+        "environment variable or its flag; later ones win. A pattern (`schema`, `regex`, `choice` or",
+        "`grammar`) replaces the pattern of a weaker source, of whatever kind. Unknown settings are refused.",
+        "Paths are relative to the directory the program is started in. Lists take commas in flags and",
+        "variables, and are lists in YAML.",
+        "",
+        "This page is made from the program's own list: `python -m jfbatch.config > docs/configuration.md`.",
+    ]
+    panel = ""
+    for setting in settings():
+        if setting.panel != panel:
+            panel = setting.panel
+            lines += [
+                "",
+                f"## {panel}",
+                "",
+                "| setting | flag | variable | default | |",
+                "|---|---|---|---|---|",
+            ]
+        flag = f"`{setting.flag}`" + (f", `{setting.short}`" if setting.short else "")
+        default = shown_default(setting)
+        cells = (
+            f"`{setting.name}`",
+            flag,
+            f"`{setting.variable}`",
+            f"`{default}`" if default else "",
+            setting.description,
+        )
+        lines.append(f"| {' | '.join(cells)} |".replace("|  |", "| |"))
+    return "\n".join(lines) + "\n"
+
+
+def shown_default(setting: Setting) -> str:
+    """The default as a person would write it; empty where there is none."""
+    if setting.default is None or setting.default == ():
+        return ""
+    if isinstance(setting.default, bool):
+        return "on" if setting.default else "off"
+    return f"{setting.default:g}" if isinstance(setting.default, float) else str(setting.default)
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        variable.removeprefix(ENVIRONMENT_PREFIX).lower(): value
+        for variable, value in sorted(environment.items())
+        if variable.startswith(ENVIRONMENT_PREFIX) and variable not in _OTHER_VARIABLES and value != ""
+    }
+
+
+def _nearest(name: str, known: Mapping[str, Any]) -> str:
+    close = difflib.get_close_matches(name.replace("-", "_").lower(), known, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(known)}"
+
+
+def _first_complaint(error: pydantic.ValidationError, origins: Mapping[str, str]) -> str:
+    """One line on the first thing wrong: where, which setting, why, what was given."""
+    complaint = error.errors(include_url=False, include_context=False)[0]
+    reason = complaint["msg"].removeprefix("Value error, ")
+    if not complaint["loc"]:
+        return reason
+    given = str(complaint["loc"][0])
+    setting = next(s for s in settings() if given in (s.name, s.field))
+    shown = repr(complaint["input"])
+    if len(shown) > 60:
+        shown = shown[:57] + "..."
+    origin = origins.get(setting.name)
+    place = {"the environment": setting.variable, "the command line": setting.flag}.get(
+        origin or "the command line", f"{origin}: {setting.name}"
+    )
+    return f"{place}: {reason[:1].lower()}{reason[1:]}, not {shown}"
+
+
+class _Yaml12Loader(yaml.SafeLoader):  # type: ignore[misc]
+    """YAML as 1.2 reads it: only true and false are booleans (yes, no, on and off are texts), dates are
+    texts, and a key given twice is an error."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if isinstance(key, str) and key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key!r} is given twice", key_node.start_mark
+                )
+            seen.add(key if isinstance(key, str) else None)
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+        return mapping
+
+
+_Yaml12Loader.yaml_implicit_resolvers = {
+    first: [
+        (tag, pattern)
+        for tag, pattern in resolvers
+        if tag not in ("tag:yaml.org,2002:bool", "tag:yaml.org,2002:timestamp")
+    ]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Yaml12Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"true|false"), ["t", "f"])
+
+
+def _read_yaml(file: Path) -> dict[str, Any]:
+    try:
+        document = yaml.load(file.read_text(encoding="utf-8-sig"), Loader=_Yaml12Loader)  # a SafeLoader
+    except OSError as error:
+        raise UsageError(
+            f"{file}: {error.strerror or error}; give --config a YAML file that exists"
+        ) from None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{file}: not UTF-8 text ({error.reason} at byte {error.start})") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f" in line {mark.line + 1}" if mark is not None else ""
+        raise UsageError(
+            f"{file}: not valid YAML{place}: {getattr(error, 'problem', None) or error}"
+        ) from None
+    if document is None:
+        return {}
+    if not isinstance(document, dict):
+        raise UsageError(f"{file}: must be a mapping of settings to values, not a {type(document).__name__}")
+    return {str(name): value for name, value in document.items()}
+
+
+if __name__ == "__main__":
+    print(configuration_page(), end="")

@@ -1,0 +1,375 @@
+"""The step loop: admit, run, accept, jump, retire.
+
+Requests come from a source that never blocks; Completions leave in the order in which rows finish.
+A step runs one packed forward pass and then decides, for every row whose logits are there, one
+token after another until the row needs tokens that were not computed.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from jfbatch.engine.jump import Jumper
+from jfbatch.engine.retokenize import Retokenizer, Tokenization
+from jfbatch.engine.runner import Runner
+from jfbatch.engine.sampler import Draw, choose
+from jfbatch.engine.scheduler import Planned, Scheduler
+from jfbatch.engine.sequence import Completion, Reason, Request, Sequence
+from jfbatch.errors import JfbatchError
+
+logger = logging.getLogger(__name__)
+
+_IDLE_SECONDS = 0.05
+
+
+class RequestSource(Protocol):
+    """Where the engine gets its rows from; only rows whose grammar is ready."""
+
+    def take(self, limit: int) -> list[Request]:
+        """At most `limit` requests that are ready now, without blocking."""
+        ...
+
+    def exhausted(self) -> bool:
+        """Whether no request will come any more."""
+        ...
+
+    def wait(self, seconds: float) -> None:
+        """Return when a request may be ready, after `seconds` at the latest."""
+        ...
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """How the engine runs.
+
+    batch_size: most rows decoded together. kv_memory: bytes for K and V. prefill_chunk: most prompt
+    tokens per step. context_length: most tokens, prompt and output, of one row. jump: let the
+    grammar's forced bytes become tokens. drafts: let the next step verify likely tokens.
+    look_ahead: rows that wait, sorted, beyond those that run.
+    """
+
+    batch_size: int = 64
+    kv_memory: int = 4 << 30
+    prefill_chunk: int = 256
+    context_length: int = 2048
+    jump: bool = True
+    drafts: bool = True
+    log_probabilities: bool = False
+    look_ahead: int = 256
+
+
+@dataclass
+class EngineStatistics:
+    """What a run did. Seconds are wall time; a mixed step's time is split by its tokens."""
+
+    forward_passes: int = 0
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    mask_seconds: float = 0.0
+    sample_seconds: float = 0.0
+    accept_seconds: float = 0.0  # accepting, jumping, retokenising
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    shared_tokens: int = 0
+    sampled_tokens: int = 0
+    jumped_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_drafts: int = 0
+    out_of_memory: int = 0
+
+
+@dataclass
+class _Window:
+    """The logits a step gave one row: row `offset` + i belongs to token index `first` + i."""
+
+    sequence: Sequence
+    offset: int
+    first: int
+    count: int
+    open: bool = True
+
+    @property
+    def row(self) -> int | None:
+        """The logits row that decides the sequence's next token; None if it was not computed."""
+        sequence = self.sequence
+        index = sequence.certain - 1 - self.first
+        known = self.open and 0 <= index < self.count and sequence.cached >= sequence.certain
+        return self.offset + index if known else None
+
+
+@dataclass
+class Engine:
+    """Decodes requests on one runner. `tokenization` is the model's."""
+
+    runner: Runner
+    tokenization: Tokenization
+    config: EngineConfig = field(default_factory=EngineConfig)
+
+    def __post_init__(self) -> None:
+        self.statistics = EngineStatistics()
+        retokenizer = Retokenizer(self.tokenization, self.runner.vocabulary_size)
+        self._jumper = Jumper(self.tokenization, retokenizer, self.config.jump, self.config.drafts)
+        self._scheduler = Scheduler(
+            self.runner.pool, self.config.batch_size, self.config.prefill_chunk, self.config.kv_memory
+        )
+        self._finished: list[Completion] = []
+        self._retiring: list[Sequence] = []
+        self._stopped = False
+
+    def stop(self) -> None:
+        """Finish nothing more: `run` ends before its next step. Safe to call from a signal handler."""
+        self._stopped = True
+
+    def run(self, source: RequestSource) -> Iterator[Completion]:
+        """Decode every request of `source`; rows leave in the order in which they finish."""
+        while not self._stopped:
+            self._fetch(source)
+            if self._scheduler.waiting or self._scheduler.running:
+                self.step()
+            elif source.exhausted():
+                yield from self._hand_over()
+                return
+            elif not self._finished:
+                source.wait(_IDLE_SECONDS)
+            yield from self._hand_over()
+
+    @torch.inference_mode()
+    def step(self) -> None:
+        """One forward pass over everything that can run, and all decisions its logits allow."""
+        self._scheduler.admit()
+        planned = self._scheduler.plan()
+        logits = self._forward(planned)
+        if logits is None:
+            return
+        windows = self._windows(planned)
+        while undecided := [window for window in windows if window.row is not None]:
+            self._decide(undecided, logits)
+        self._scheduler.retire(self._retiring)
+        self._retiring.clear()
+        self.statistics.shared_tokens = self._scheduler.shared_tokens
+
+    def _hand_over(self) -> Iterator[Completion]:
+        finished, self._finished = self._finished, []
+        yield from finished
+
+    # Rows come in
+
+    def _fetch(self, source: RequestSource) -> None:
+        """Start what the source has ready, up to the look-ahead."""
+        places = self._scheduler.batch_size - len(self._scheduler.running)
+        limit = self.config.look_ahead + places - len(self._scheduler.waiting)
+        if limit > 0:
+            started = (self._start(request) for request in source.take(limit))
+            self._scheduler.add([sequence for sequence in started if sequence is not None])
+
+    def _start(self, request: Request) -> Sequence | None:
+        """A Sequence with its first forced tokens; None if the row is done or has failed already."""
+        room = self.config.context_length - len(request.prompt_ids)
+        sequence = Sequence(request, limit=min(request.max_tokens, room))
+        try:
+            if fault := self._cannot_start(sequence, room):
+                self._finish(sequence, "failed", fault)
+                return None
+            if request.matcher.is_finished():
+                self._finish(sequence, "finished")
+                return None
+            needed = self._jumper.tokens_to_end(sequence)
+            if needed is None or needed > sequence.limit:
+                self._finish(sequence, "failed", _ending_fault(needed, sequence, room))
+                return None
+            if self._jumper.jump(sequence):
+                self._finish(sequence, "finished")
+                return None
+        except JfbatchError as error:
+            self._finish(sequence, "failed", str(error))
+            return None
+        return sequence
+
+    def _cannot_start(self, sequence: Sequence, room: int) -> str | None:
+        if not sequence.prompt_tokens:
+            return "the prompt has no tokens"
+        if room < 1:
+            return (
+                f"the prompt has {sequence.prompt_tokens} tokens; the model's context of "
+                f"{self.config.context_length} leaves no room for an output"
+            )
+        if sequence.request.max_tokens < 1:
+            return "max_tokens is less than 1"
+        needed, have = self._scheduler.kv_bytes(1, sequence.longest), self.config.kv_memory
+        if needed > have:
+            return f"the row needs {needed >> 20} MiB of KV memory at its longest; there are {have >> 20} MiB"
+        return None
+
+    # One forward pass
+
+    def _forward(self, planned: list[Planned]) -> Tensor | None:
+        """The step's logits; None if memory ran out and the rows wait to be started again."""
+        started = time.perf_counter()
+        try:
+            logits = self.runner.forward([part.segment for part in planned])
+        except RuntimeError as error:
+            if not _out_of_memory(error):
+                raise
+            logits = None
+        if logits is None:  # outside the handler: its traceback would keep the step's tensors alive
+            self._start_again_smaller()
+            return None
+        self._account(planned, time.perf_counter() - started)
+        return logits
+
+    def _account(self, planned: list[Planned], seconds: float) -> None:
+        statistics = self.statistics
+        statistics.forward_passes += 1
+        prefill = decode = 0
+        for part in planned:
+            sequence, count = part.sequence, len(part.segment.token_ids)
+            sequence.cached += count
+            if sequence.sampled_tokens:
+                decode += count
+            else:
+                prefill += count
+            if part.decides or sequence.sampled_tokens:
+                sequence.forward_passes += 1
+            statistics.drafted_tokens += max(part.segment.logits - 1, 0)
+        statistics.prefill_tokens += prefill
+        statistics.decode_tokens += decode
+        statistics.prefill_seconds += seconds * prefill / (prefill + decode)
+        statistics.decode_seconds += seconds * decode / (prefill + decode)
+
+    def _start_again_smaller(self) -> None:
+        """Memory ran out: half as many rows at a time, and the running ones start again."""
+        evicted = self._scheduler.evict_all()
+        self.statistics.out_of_memory += 1
+        if self.runner.device.type == "cuda":
+            torch.cuda.empty_cache()
+        if len(evicted) == 1:
+            self._finish(evicted[0], "failed", "memory ran out on this row alone")
+            self._retiring.clear()
+            return
+        self._scheduler.batch_size = max(1, len(evicted) // 2)
+        logger.warning(
+            "memory ran out with %d rows; going on with %d at a time",
+            len(evicted),
+            self._scheduler.batch_size,
+        )
+        restarted = []
+        for sequence in evicted:
+            sequence.matcher.rollback(sequence.output_tokens)
+            restarted.append(self._start(sequence.request))
+        self._scheduler.add([sequence for sequence in restarted if sequence is not None])
+
+    # Decisions
+
+    def _windows(self, planned: list[Planned]) -> list[_Window]:
+        windows, offset = [], 0
+        for part in planned:
+            if part.decides:
+                first = part.sequence.certain - 1
+                windows.append(_Window(part.sequence, offset, first, part.segment.logits))
+                offset += part.segment.logits
+        return windows
+
+    def _decide(self, windows: list[_Window], logits: Tensor) -> None:
+        """Choose the next token of each window's row, accept it and jump."""
+        started = time.perf_counter()
+        masks = self._masks(windows)
+        windows = [window for window in windows if window.open]
+        rows = [window.row for window in windows]
+        masked = time.perf_counter()
+        self.statistics.mask_seconds += masked - started
+        if not rows:
+            return
+        draws = [
+            Draw(request.key, request.seed, window.sequence.output_tokens, request.temperature)
+            for window in windows
+            for request in [window.sequence.request]
+        ]
+        candidates = logits if len(rows) == logits.shape[0] else logits[rows]
+        choices = choose(candidates, masks, draws, self.config.log_probabilities)
+        sampled = time.perf_counter()
+        self.statistics.sample_seconds += sampled - masked
+        for index, window in enumerate(windows):
+            sequence = window.sequence
+            if index in choices.failures:
+                place = f"at output token {sequence.output_tokens}"
+                window.open = not self._finish(sequence, "failed", f"{choices.failures[index]} ({place})")
+                continue
+            if choices.log_probabilities is not None:
+                sequence.log_probability = (sequence.log_probability or 0.0) + float(
+                    choices.log_probabilities[index]
+                )
+            window.open = not self._accept_or_fail(sequence, int(choices.token_ids[index]))
+        self.statistics.accept_seconds += time.perf_counter() - sampled
+
+    def _masks(self, windows: list[_Window]) -> NDArray[np.uint32]:
+        """uint32 [rows, words] of the rows whose matcher gives a mask; the others fail and close."""
+        masks = []
+        for window in windows:
+            try:
+                masks.append(window.sequence.matcher.token_mask())
+            except JfbatchError as error:
+                window.open = not self._finish(window.sequence, "failed", str(error))
+        if not masks:
+            return np.zeros((0, 0), np.uint32)
+        stacked = np.zeros((len(masks), max(len(mask) for mask in masks)), np.uint32)
+        for row, mask in zip(stacked, masks, strict=True):
+            row[: len(mask)] = mask
+        return stacked
+
+    def _accept_or_fail(self, sequence: Sequence, token_id: int) -> bool:
+        """Accept the model's choice; whether the row is done."""
+        sequence.sampled_tokens += 1
+        self.statistics.sampled_tokens += 1
+        if sequence.certain < len(sequence.token_ids) and sequence.token_ids[sequence.certain] == token_id:
+            self.statistics.accepted_drafts += 1
+        try:
+            return self._accept(sequence, token_id)
+        except JfbatchError as error:
+            return self._finish(sequence, "failed", str(error))
+
+    def _accept(self, sequence: Sequence, token_id: int) -> bool:
+        if token_id in self.tokenization.end_ids:
+            return self._finish(sequence, "finished")
+        matcher = sequence.matcher
+        matcher.accept_token(token_id)
+        sequence.append(token_id, self.tokenization.token_bytes(token_id))
+        if matcher.is_finished():
+            return self._finish(sequence, "finished")
+        if not self._jumper.can_end_in_time(sequence):
+            matcher.rollback(1)
+            sequence.truncate(sequence.output_tokens - 1)
+            self._jumper.take_ending(sequence)
+            return self._finish(sequence, "shortened")
+        if sequence.tokens_left == 0:
+            return self._finish(sequence, "shortened")
+        return self._jumper.jump(sequence) and self._finish(sequence, "finished")
+
+    def _finish(self, sequence: Sequence, reason: Reason, error: str | None = None) -> bool:
+        self._finished.append(sequence.completion(reason, error))
+        self.statistics.jumped_tokens += sequence.jumped_tokens
+        self._retiring.append(sequence)
+        return True
+
+
+def _ending_fault(needed: int | None, sequence: Sequence, room: int) -> str:
+    if needed is None:
+        return "the tokenizer cannot write the shortest text that the grammar allows"
+    if sequence.limit < sequence.request.max_tokens:
+        return f"the shortest output needs {needed} tokens; the prompt leaves {room} of the model's context"
+    return f"the shortest output needs {needed} tokens; max_tokens is {sequence.request.max_tokens}"
+
+
+def _out_of_memory(error: RuntimeError) -> bool:
+    """Whether torch says, on whatever device, that an allocation failed."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    return "can't allocate memory" in str(error) or "not enough memory" in str(error)

@@ -1,0 +1,189 @@
+"""An output and the bytes that follow it -> the tokens of its new tail.
+
+The tail is retokenised from a boundary behind which the tokenization cannot change, up to a boundary
+which what follows cannot change. Both are the same notion, a safe boundary; so the tokens are those
+of retokenising the whole text, whatever follows.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol
+
+_AFTER_WORD = b'",:]}\n'
+# A pair of bytes that a safe boundary may lie between, if no token contains it.
+_CANDIDATE = re.compile(rb'(?=([^\x00-\x20\x7f]) |([0-9A-Za-z\x80-\xff])[",:\]}\n])', re.DOTALL)
+
+
+class Tokenization(Protocol):
+    """A tokenizer as the engine needs it.
+
+    `encode` adds no special tokens; `token_bytes` is b"" for an id that stands for no text;
+    joining the bytes of encode(text) gives text in UTF-8 (where it does not, rows do not jump).
+    """
+
+    @property
+    def end_ids(self) -> frozenset[int]: ...
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def token_bytes(self, token_id: int) -> bytes: ...
+
+
+@dataclass(frozen=True)
+class Retokenized:
+    """What an output becomes: its first `keep` tokens, then `certain`, then perhaps `held`.
+
+    `held` are the tokens after the last safe boundary: likely, but what follows could merge with
+    them, so they are for the model to confirm.
+    """
+
+    keep: int
+    certain: list[int]
+    held: list[int]
+
+
+class Retokenizer:
+    """Retokenises outputs for one tokenization.
+
+    A boundary inside a text, between bytes x and y, is safe if
+
+    * no token's bytes contain x directly before y: then no merge (BPE) and no piece (Unigram)
+      crosses it, and the two sides are tokenized independently; and
+    * every pre-tokenizer pattern in use (the GPT-2, Llama 3, Qwen, o200k and DeepSeek families)
+      splits there whatever stands around: before a space that follows a character which is not
+      white space, and after a letter or digit that one of `",:]}` or a newline follows.
+
+    vocabulary_size: ids to look for crossing tokens in.
+    """
+
+    def __init__(self, tokenization: Tokenization, vocabulary_size: int) -> None:
+        self._tokenization = tokenization
+        self._vocabulary_size = vocabulary_size
+        self._crossed = crossed_pairs(tokenization.token_bytes(token) for token in range(vocabulary_size))
+        self._by_bytes: dict[bytes, int] = {}
+        self._encode = lru_cache(maxsize=1 << 16)(self._encode_checked)
+
+    def jump(self, text: bytes, ends: list[int], forced: bytes) -> Retokenized | None:
+        """The output after `forced` is appended, or None if that makes no token certain.
+
+        text: the output so far; ends[i]: length of text after output token i. Tokens before the
+        last safe boundary are left as the model chose them, canonical or not. With held tokens
+        appended, the result ends where the text and `forced` end (less an unfinished character).
+        """
+        whole = _complete_characters(text + forced)
+        if len(whole) <= len(text) or len(_complete_characters(text)) != len(text):
+            return None
+        retokenized = self._retokenize(whole, len(text), ends)
+        if retokenized is None:
+            return None
+        keep, start, ids = retokenized
+        stop = self._last_boundary(whole, len(whole) - 1, len(text) + 1)
+        count = self._count_up_to(ids, stop - start) if stop else 0
+        if count is None:
+            return None
+        return Retokenized(keep, ids[:count], ids[count:])
+
+    def ending(self, text: bytes, ends: list[int], ending: bytes) -> Retokenized | None:
+        """The output after `ending` is appended and nothing follows; None if it cannot be tokenized."""
+        retokenized = self._retokenize(text + ending, len(text), ends)
+        if retokenized is not None:
+            keep, _, ids = retokenized
+            return Retokenized(keep, ids, [])
+        # The tokenizer cannot give this text back: append the ending in the longest tokens there are.
+        pieces = self._longest_tokens(ending)
+        return None if pieces is None else Retokenized(len(ends), pieces, [])
+
+    def _retokenize(self, whole: bytes, length: int, ends: list[int]) -> tuple[int, int, list[int]] | None:
+        """(output tokens kept, start of the retokenised tail, its ids) for `whole`, which is the
+        output of `length` bytes and what is appended."""
+        limit = length
+        while True:
+            start = self._last_boundary(whole, min(limit, len(whole) - 1), 1) or 0
+            keep = bisect_left(ends, start) + 1 if start else 0
+            if start == 0 or (keep <= len(ends) and ends[keep - 1] == start):
+                break
+            limit = start - 1  # a token of the model's own choice crosses it
+        ids = self._encode(whole[start:])
+        return None if ids is None else (keep, start, list(ids))
+
+    def _last_boundary(self, text: bytes, high: int, low: int) -> int | None:
+        """The last safe boundary in low..high, both included; high < len(text)."""
+        for position in range(high, low - 1, -1):
+            after = text[position]
+            if after != 0x20 and after not in _AFTER_WORD:
+                continue
+            before = text[position - 1]
+            if before <= 0x20 or before == 0x7F or (before, after) in self._crossed:
+                continue
+            if before >= 0x80:
+                if not _ends_in_letter(text[max(position - 4, 0) : position]):
+                    continue
+            elif after != 0x20 and not chr(before).isalnum():
+                continue
+            return position
+        return None
+
+    def _encode_checked(self, text: bytes) -> tuple[int, ...] | None:
+        try:
+            ids = self._tokenization.encode(text.decode("utf-8"))
+        except UnicodeDecodeError:
+            return None
+        joined = b"".join(self._tokenization.token_bytes(token) for token in ids)
+        return tuple(ids) if joined == text else None
+
+    def _longest_tokens(self, text: bytes) -> list[int] | None:
+        """`text` cut greedily into the longest tokens; None if some byte has no token."""
+        if not self._by_bytes:
+            for token in range(self._vocabulary_size - 1, -1, -1):
+                self._by_bytes[self._tokenization.token_bytes(token)] = token
+        ids, start, longest = [], 0, max(map(len, self._by_bytes))
+        while start < len(text):
+            for stop in range(min(len(text), start + longest), start, -1):
+                if text[start:stop] in self._by_bytes:
+                    ids.append(self._by_bytes[text[start:stop]])
+                    start = stop
+                    break
+            else:
+                return None
+        return ids
+
+    def _count_up_to(self, ids: list[int], length: int) -> int | None:
+        """How many of `ids` make exactly `length` bytes; None if a token crosses that place."""
+        total = 0
+        for count, token in enumerate(ids):
+            if total >= length:
+                return count if total == length else None
+            total += len(self._tokenization.token_bytes(token))
+        return len(ids) if total == length else None
+
+
+def crossed_pairs(vocabulary: Iterable[bytes]) -> frozenset[tuple[int, int]]:
+    """The byte pairs (before, after) of possible boundaries that some token contains."""
+    joined = b"\x00".join(vocabulary)
+    return frozenset(
+        (joined[match.start()], joined[match.start() + 1]) for match in _CANDIDATE.finditer(joined)
+    )
+
+
+def _ends_in_letter(tail: bytes) -> bool:
+    """Whether the last character of up to four bytes of UTF-8 is a letter or digit."""
+    while tail and 0x80 <= tail[0] < 0xC0:
+        tail = tail[1:]
+    return tail.decode("utf-8", "ignore")[-1:].isalnum()
+
+
+def _complete_characters(text: bytes) -> bytes:
+    """`text` without a last character that is not complete yet."""
+    for back in range(1, min(4, len(text)) + 1):
+        byte = text[-back]
+        if byte < 0x80:
+            return text
+        if byte >= 0xC0:
+            size = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+            return text if back >= size else text[:-back]
+    return text

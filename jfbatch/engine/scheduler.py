@@ -1,0 +1,197 @@
+"""Who runs next: which rows hold a place in the KV pool, and which of their tokens a step computes.
+
+All prompts of the look-ahead are sorted by token ids, so rows that share a prefix are admitted side
+by side; the first one computes the prefix and the others copy its K and V. A row is admitted only
+if everything that runs fits the KV budget at its longest, so nothing is ever preempted.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from jfbatch.engine.kv_cache import GROWTH, SlotPool, rounded_length
+from jfbatch.engine.runner import Segment
+from jfbatch.engine.sequence import Sequence
+
+# Shorter shared prefixes are computed again: waiting for the row that computes them costs more.
+SHORTEST_SHARED = 16
+# The pool gives length back once this much of it is unused.
+SHRINK_AT = 4 * GROWTH
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A row's part of the step about to run. `decides`: its last `segment.logits` positions get logits."""
+
+    sequence: Sequence
+    segment: Segment
+
+    @property
+    def decides(self) -> bool:
+        return self.segment.logits > 0
+
+
+class Scheduler:
+    """Holds the rows that wait and the rows that run.
+
+    batch_size: most rows that run together. prefill_chunk: most prompt tokens per step.
+    kv_memory: most bytes of KV storage.
+    """
+
+    def __init__(self, pool: SlotPool, batch_size: int, prefill_chunk: int, kv_memory: int) -> None:
+        self.pool = pool
+        self.batch_size = batch_size
+        self.prefill_chunk = prefill_chunk
+        self.kv_memory = kv_memory
+        self.waiting: list[Sequence] = []
+        self.running: list[Sequence] = []
+        self.shared_tokens = 0  # prompt tokens copied instead of computed
+        self._resident: dict[int, list[int]] = {}  # what retired rows left in their slots
+
+    def add(self, sequences: Iterable[Sequence]) -> None:
+        """Put rows among those that wait, in order of their token ids."""
+        for sequence in sequences:
+            insort(self.waiting, sequence, key=lambda waiting: waiting.token_ids)
+
+    def kv_bytes(self, rows: int, length: int) -> int:
+        """Bytes of a pool for `rows` rows of up to `length` tokens."""
+        return rows * rounded_length(length) * self.pool.bytes_per_token
+
+    def admit(self) -> None:
+        """Give free places to waiting rows, as far as batch size and KV budget allow."""
+        longest = max((sequence.longest for sequence in self.running), default=0)
+        while self.waiting and len(self.running) < self.batch_size:
+            longest = max(longest, self.waiting[0].longest)
+            if self.running and self.kv_bytes(len(self.running) + 1, longest) > self.kv_memory:
+                break
+            self._place(self.waiting.pop(0))
+
+    def _place(self, sequence: Sequence) -> None:
+        """Take the lowest free slot and reuse the longest prefix any slot has or will have."""
+        taken = {other.slot for other in self.running}
+        sequence.slot = next(slot for slot in range(self.batch_size) if slot not in taken)
+        most = sequence.certain - 1  # one token at least is computed, for its logits
+        leader, shared = None, SHORTEST_SHARED - 1
+        for other in self.running:
+            common = min(common_prefix(sequence.token_ids, other.token_ids), other.certain, most)
+            if common > shared:
+                leader, shared = other, common
+        source, left = None, shared
+        for slot, ids in self._resident.items():
+            common = min(common_prefix(sequence.token_ids, ids), most)
+            if common > left and slot < self.pool.slots:
+                source, left = slot, common
+        if source is not None:
+            self._reserve([sequence])
+            if source != sequence.slot:
+                self.pool.copy(source, sequence.slot, left)
+            sequence.cached = left
+            self.shared_tokens += left
+        elif leader is not None:
+            sequence.leader, sequence.shared = leader, shared
+        self._resident.pop(sequence.slot, None)
+        self.running.append(sequence)
+
+    def plan(self) -> list[Planned]:
+        """The tokens of the next step: decoding rows entirely, then prefills up to the chunk."""
+        self._reserve(self.running)
+        planned = []
+        budget = self.prefill_chunk
+        for sequence in self.running:
+            if not self._copy_shared(sequence):
+                continue
+            sequence.cached = min(sequence.cached, sequence.certain - 1)
+            count = sequence.pending
+            if not sequence.sampled_tokens:  # still in prefill
+                count = min(count, budget)
+                budget -= count
+            if count:
+                planned.append(Planned(sequence, _segment(sequence, count)))
+        return planned
+
+    def _copy_shared(self, sequence: Sequence) -> bool:
+        """Copy the prefix that the row's leader computes; False while it is not there yet."""
+        leader = sequence.leader
+        if leader is None:
+            return True
+        if leader.slot < 0:  # retired; its K and V may be overwritten
+            sequence.leader = None
+            return True
+        if leader.cached < sequence.shared:
+            return False
+        held = leader.token_ids[: sequence.shared]
+        sequence.shared = common_prefix(held, sequence.token_ids)  # its output may have been retokenised
+        self.pool.copy(leader.slot, sequence.slot, sequence.shared)
+        sequence.cached = sequence.shared
+        self.shared_tokens += sequence.shared
+        sequence.leader = None
+        return True
+
+    def _reserve(self, rows: list[Sequence]) -> None:
+        """Let the pool hold every token of the running rows and of `rows`; give back what is far too long."""
+        everyone = {id(sequence): sequence for sequence in (*self.running, *rows)}.values()
+        length = rounded_length(max(len(sequence.token_ids) for sequence in everyone))
+        if self.pool.length - SHRINK_AT < length < self.pool.length:
+            length = self.pool.length
+        slots = max(self.pool.slots, max(sequence.slot for sequence in everyone) + 1)
+        if slots > self.pool.slots:  # room for those that wait too, so that the pool is moved once
+            expected = min(self.batch_size, len(everyone) + len(self.waiting))
+            if self.kv_bytes(max(slots, expected), length) <= self.kv_memory:
+                slots = max(slots, expected)
+        if (slots, length) != (self.pool.slots, self.pool.length):
+            self._resident = {
+                slot: ids[:length] for slot, ids in self._resident.items() if slot < self.pool.slots
+            }
+            self.pool.resize(slots, length)
+
+    def retire(self, sequences: Iterable[Sequence]) -> None:
+        """Free the places of finished rows; once nothing waits, close the gaps they leave."""
+        finished = {id(sequence): sequence for sequence in sequences if sequence.slot >= 0}
+        if not finished:
+            return
+        self.running = [sequence for sequence in self.running if id(sequence) not in finished]
+        for sequence in finished.values():
+            self._resident[sequence.slot] = sequence.token_ids[: sequence.cached]
+            sequence.slot = -1
+        if not self.waiting:
+            self._close_gaps()
+
+    def _close_gaps(self) -> None:
+        """Move rows down so that the slots in use are 0..n-1: a step attends over all slots below."""
+        taken = {sequence.slot for sequence in self.running}
+        gaps = [slot for slot in range(len(self.running)) if slot not in taken]
+        for sequence in self.running:
+            if sequence.slot >= len(self.running):
+                target = gaps.pop()
+                self.pool.copy(sequence.slot, target, sequence.cached)
+                self._resident.pop(target, None)
+                sequence.slot = target
+
+    def evict_all(self) -> list[Sequence]:
+        """Take every running row out, free the KV storage and return the rows, to be started again."""
+        evicted, self.running = self.running, []
+        self._resident.clear()
+        self.pool.clear()
+        return evicted
+
+
+def _segment(sequence: Sequence, count: int) -> Segment:
+    stop = sequence.cached + count
+    logits = stop - sequence.certain + 1 if stop == len(sequence.token_ids) else 0
+    return Segment(sequence.slot, sequence.cached, sequence.token_ids[sequence.cached : stop], logits)
+
+
+def common_prefix(left: list[int], right: list[int]) -> int:
+    """Length of the common prefix, by halving with slice comparisons."""
+    low, high = 0, min(len(left), len(right))
+    if left[:high] == right[:high]:
+        return high
+    while high - low > 1:
+        middle = (low + high) // 2
+        if left[low:middle] == right[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low

@@ -1,0 +1,204 @@
+"""Rows on their way to the engine: rendered and tokenised ahead, each waiting for its own grammar only.
+
+A reader thread turns rows into prompts and submits their patterns; the engine takes what is ready
+and never blocks. What cannot run is settled here, with the reason, and the others go on.
+"""
+
+from __future__ import annotations
+
+import threading
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from types import TracebackType
+
+from jfbatch.engine.sequence import Request
+from jfbatch.errors import InvalidGrammar
+from jfbatch.grammar import Grammar
+from jfbatch.grammar.compiler import Compiler
+from jfbatch.rows.prompt import PromptRenderer
+from jfbatch.rows.row import Pattern, Row, RowProblem
+from jfbatch.rows.validate import validator
+
+FREE_TEXT = Pattern("regex", r"[\s\S]*")  # what a row without any pattern may write
+RETRY_TEMPERATURE = 0.7  # at least, when a row is sampled again: greedy would only repeat itself
+_CHUNK = 64  # rows rendered and tokenised in one call
+
+Settle = Callable[[Row, str, str], None]
+
+
+@dataclass(frozen=True)
+class FeedOptions:
+    """Defaults for rows that do not say otherwise; `window` bounds the rows read ahead."""
+
+    max_tokens: int = 512
+    temperature: float = 0.0
+    seed: int = 0
+    context_length: int = 2048
+    window: int = 50_000
+
+
+@dataclass
+class Waiting:
+    """A row with its prompt, waiting for its grammar or running; `attempt` counts its samplings from 0."""
+
+    row: Row
+    prompt_ids: array[int]
+    grammar: Future[Grammar]
+    attempt: int = 0
+
+
+class Feed:
+    """A `RequestSource` over rows. A context manager: leaving it ends the reader thread.
+
+    `settle(row, status, error)` is called for rows that never reach the engine, from the reader
+    thread or the engine's. `each_step` is called whenever the engine asks for rows.
+    """
+
+    def __init__(
+        self,
+        rows: Iterator[Row],
+        renderer: PromptRenderer,
+        compiler: Compiler,
+        options: FeedOptions,
+        settle: Settle,
+        each_step: Callable[[], None],
+    ) -> None:
+        self.rows = rows
+        self.renderer = renderer
+        self.compiler = compiler
+        self.options = options
+        self.settle = settle
+        self.each_step = each_step
+        self.running: dict[str, Waiting] = {}
+        self.error: BaseException | None = None  # what ended reading early
+        self._ready: deque[Waiting] = deque()
+        self._unready = 0  # rows whose grammar is still being made
+        self._reading = True
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._read, name="jfbatch-reader", daemon=True)
+
+    def __enter__(self) -> Feed:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        with self._changed:
+            self._reading = False
+            self._changed.notify_all()
+        self._thread.join(timeout=5)
+
+    # What the engine asks
+
+    def take(self, limit: int) -> list[Request]:
+        """At most `limit` requests whose grammar is ready."""
+        self.each_step()
+        requests: list[Request] = []
+        with self._changed:
+            ready = [self._ready.popleft() for _ in range(min(limit, len(self._ready)))]
+            self._changed.notify_all()
+        for waiting in ready:
+            try:
+                grammar = waiting.grammar.result()
+            except InvalidGrammar as error:
+                self.settle(waiting.row, "unsupported_schema", f"{waiting.row.place}: {error}")
+                continue
+            self.running[waiting.row.key] = waiting
+            requests.append(self._request(waiting, grammar))
+        return requests
+
+    def exhausted(self) -> bool:
+        """Whether every row has been handed out or settled."""
+        with self._changed:
+            return not self._reading and not self._ready and not self._unready
+
+    def wait(self, seconds: float) -> None:
+        """Until something may be ready, or `seconds` have passed."""
+        with self._changed:
+            if not self._ready:
+                self._changed.wait(seconds)
+
+    # What the job asks
+
+    def finished(self, key: str) -> Waiting:
+        """The row that the engine has completed; it is no longer running."""
+        return self.running.pop(key)
+
+    def again(self, waiting: Waiting) -> None:
+        """Sample a row once more, with other randomness."""
+        with self._changed:
+            self._ready.appendleft(
+                Waiting(waiting.row, waiting.prompt_ids, waiting.grammar, waiting.attempt + 1)
+            )
+
+    # The reader thread
+
+    def _read(self) -> None:
+        try:
+            while self._reading and (chunk := list(islice(self.rows, _CHUNK))):
+                self._prepare(chunk)
+                with self._changed:
+                    self._changed.wait_for(
+                        lambda: not self._reading or len(self._ready) + self._unready < self.options.window
+                    )
+        except BaseException as error:  # handed to the job, which raises it
+            self.error = error
+        finally:
+            with self._changed:
+                self._reading = False
+                self._changed.notify_all()
+
+    def _prepare(self, chunk: list[Row]) -> None:
+        """Render and tokenise rows in one call and put them in the queue of their grammar."""
+        for row, rendered in zip(chunk, self.renderer.render(chunk), strict=True):
+            if isinstance(rendered, RowProblem):
+                self.settle(row, "invalid_input", f"{row.place}: {rendered}")
+                continue
+            length, context = len(rendered.token_ids), self.options.context_length
+            if length >= context:
+                reason = f"the prompt has {length} tokens, the model's context holds {context}"
+                self.settle(row, "prompt_too_long", f"{row.place}: {reason}, output included")
+                continue
+            pattern = row.pattern or FREE_TEXT
+            try:
+                if pattern.kind == "schema":
+                    validator(pattern)
+            except InvalidGrammar as error:
+                self.settle(row, "unsupported_schema", f"{row.place}: {error}")
+                continue
+            future = self.compiler.submit(pattern.kind, pattern.text)
+            waiting = Waiting(row, array("i", rendered.token_ids), future)
+            with self._changed:
+                self._unready += 1
+            future.add_done_callback(partial(self._grammar_is_ready, waiting))
+
+    def _grammar_is_ready(self, waiting: Waiting, _grammar: Future[Grammar]) -> None:
+        with self._changed:
+            self._unready -= 1
+            self._ready.append(waiting)
+            self._changed.notify_all()
+
+    def _request(self, waiting: Waiting, grammar: Grammar) -> Request:
+        row, options = waiting.row, self.options
+        temperature = options.temperature if row.temperature is None else row.temperature
+        seed = options.seed if row.seed is None else row.seed
+        if waiting.attempt:
+            temperature = max(temperature, RETRY_TEMPERATURE)
+            seed += waiting.attempt
+        return Request(
+            key=row.key,
+            prompt_ids=list(waiting.prompt_ids),
+            matcher=grammar.matcher(),
+            max_tokens=options.max_tokens if row.max_tokens is None else row.max_tokens,
+            temperature=temperature,
+            seed=seed,
+        )

@@ -1,0 +1,134 @@
+"""From one schema document to rules: a work list of objects and arrays, everything else in place.
+
+A conjunction of subschemas is expanded into shapes once. Its scalar shapes become expressions on the
+spot, its object and array shapes a Reference to a rule that is built later; so nothing here recurses,
+however deep the schema, and a recursive schema meets its own rule again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from jfbatch.errors import GrammarTooLarge, UnsupportedSchema
+from jfbatch.grammar.expression import NOTHING, Expression, Reference, choice
+from jfbatch.grammar.json_schema.arrays import ArrayBuilder
+from jfbatch.grammar.json_schema.layout import Layout
+from jfbatch.grammar.json_schema.merge import Merger
+from jfbatch.grammar.json_schema.objects import ObjectBuilder
+from jfbatch.grammar.json_schema.resolve import Resolver
+from jfbatch.grammar.json_schema.shape import ARRAY, FALSE, NULL, OBJECT, TRUE, Atom, Conjunction, Shape
+from jfbatch.grammar.json_schema.values import (
+    excluded_left_over,
+    is_known_format,
+    remaining_values,
+    scalar_expressions,
+    values_expression,
+)
+
+RULE_LIMIT = 200_000
+"""Rules that one schema may become."""
+
+PRETTY_DEPTH = 16
+"""Containers within containers that the pretty style can write; its rules differ by depth."""
+
+
+class SchemaCompiler:
+    """Turns the nodes of one document into rules."""
+
+    def __init__(self, resolver: Resolver, layout: Layout, objects: str) -> None:
+        self.resolver = resolver
+        self.merger = Merger(resolver)
+        self.layout = layout
+        self.objects = objects
+        self.rules: dict[str, Expression] = {}
+        self.unenforced: dict[str, None] = {}
+        self.warnings: dict[str, None] = {}
+        self._expressions: dict[tuple[frozenset[Atom], int], Expression] = {}
+        self._queue: deque[tuple[str, int, Shape, int]] = deque()
+        self._count = 0
+        self._quiet: list[str] | None = None
+
+    def compile(self) -> Expression:
+        """The start expression; `rules` holds the rest."""
+        start = self.expression(self.merger.canonical(((self.resolver.root, True),)), 0)
+        while self._queue:
+            name, kind, shape, depth = self._queue.popleft()
+            if kind == OBJECT:
+                ObjectBuilder(self, name, shape, depth).build()
+            else:
+                ArrayBuilder(self, name, shape, depth).build()
+        return start
+
+    def define(self, name: str, expression: Expression) -> Reference:
+        """Add a rule."""
+        self.rules[name] = expression
+        if len(self.rules) > RULE_LIMIT:
+            raise GrammarTooLarge(f"the schema becomes more than {RULE_LIMIT} rules")
+        return Reference(name)
+
+    def leave_to_check(self, label: str) -> None:
+        """Note a constraint that the rules do not enforce."""
+        self.unenforced[label] = None
+
+    def expression(self, conjunction: Conjunction, depth: int) -> Expression:
+        """The texts of the values that satisfy a canonical conjunction, at a depth of containers."""
+        key = (frozenset(conjunction), depth if self.layout.depends_on_depth else 0)
+        found = self._expressions.get(key)
+        if found is None:
+            parts: list[Expression] = []
+            for shape in self.merger.shapes(conjunction):
+                parts += self._shape_expressions(shape, conjunction, depth)
+            found = choice(*parts) if parts else NOTHING
+            self._expressions[key] = found
+        return found
+
+    def _shape_expressions(self, shape: Shape, conjunction: Conjunction, depth: int) -> list[Expression]:
+        if shape.values is not None:
+            values = remaining_values(self.merger, shape, conjunction)
+            return [values_expression(self.layout, values, depth)] if values else []
+        for mask, label in shape.unenforced:
+            if mask & shape.types:
+                self.leave_to_check(label)
+        for name in (*shape.string.formats, *shape.string.not_formats):
+            if not is_known_format(name):
+                self.warnings[f"format {name!r} is unknown and checks nothing"] = None
+        for label in excluded_left_over(self.merger, shape, shape.types & (ARRAY | OBJECT)):
+            self.leave_to_check(label)
+        parts = scalar_expressions(shape)
+        for kind, word in ((ARRAY, "array"), (OBJECT, "object")):
+            if shape.types & kind:
+                container = self._container(word, kind, shape, depth)
+                if container is not None:
+                    parts.append(container)
+        return parts
+
+    def _container(self, word: str, kind: int, shape: Shape, depth: int) -> Expression | None:
+        if self.layout.depends_on_depth and depth >= PRETTY_DEPTH:
+            self.warnings[f"pretty: values nest at most {PRETTY_DEPTH} levels deep"] = None
+            return None
+        name = f"{word}{self._count}"
+        self._count += 1
+        self._queue.append((name, kind, shape, depth))
+        return Reference(name)
+
+    def is_exact(self, conjunction: Conjunction) -> bool:
+        """Whether the expression of a conjunction holds its valid values only, as far as is known yet."""
+        return not any(
+            mask & shape.types for shape in self.merger.shapes(conjunction) for mask, _ in shape.unenforced
+        )
+
+    def finite_values(self, conjunction: Conjunction) -> list[Any] | None:
+        """All values of a conjunction where they are few: enum, const, booleans, null."""
+        found: list[Any] = []
+        for shape in self.merger.shapes(conjunction):
+            if shape.values is not None:
+                found += remaining_values(self.merger, shape, conjunction)
+                continue
+            if shape.types & ~(NULL | TRUE | FALSE):
+                return None
+            found += [value for bit, value in ((NULL, None), (TRUE, True), (FALSE, False)) if shape.types & bit]
+        return found
+
+
+__all__ = ["SchemaCompiler", "UnsupportedSchema"]

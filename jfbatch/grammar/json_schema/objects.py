@@ -1,0 +1,378 @@
+"""Objects: declared properties in their order, optional ones skippable, then undeclared ones.
+
+Until the first member stands there are as many ways to begin as optional properties; after it the
+rest is one sequence of optional pieces. So the size is linear in the number of properties.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from jfbatch.errors import GrammarTooLarge
+from jfbatch.grammar.expression import (
+    NOTHING,
+    Expression,
+    Intersection,
+    Literal,
+    Reference,
+    choice,
+    literal,
+    optional,
+    repeat,
+    sequence,
+)
+from jfbatch.grammar.json_schema import strings
+from jfbatch.grammar.json_schema.shape import (
+    OBJECT,
+    Conjunction,
+    ObjectFacts,
+    Shape,
+    SomeKey,
+)
+from jfbatch.grammar.json_schema.validation import holds, matches_pattern
+
+if TYPE_CHECKING:
+    from jfbatch.grammar.json_schema.compiler import SchemaCompiler
+    from jfbatch.grammar.json_schema.merge import Merger, Split
+
+CLASS_LIMIT = 128
+"""Sets of patterns that the key of an undeclared property may match."""
+
+COUNT_LIMIT = 5_000
+"""Rules that counting the members of one object may take."""
+
+
+def property_conjunction(merger: Merger, facts: ObjectFacts, name: str) -> Conjunction:
+    """All that is said of the value of one property; canonical."""
+    if name in facts.forbidden:
+        return (merger.never,)
+    atoms = []
+    for scope in facts.scopes:
+        own = scope.properties.get(name)
+        covered = own is not None
+        if own is not None:
+            atoms.append(own)
+        for pattern, atom in scope.patterns:
+            if matches_pattern(pattern, name):
+                atoms.append(atom)
+                covered = True
+        if not covered and scope.additional is not None:
+            atoms.append(scope.additional)
+    if not all(holds(merger, atom, name) for atom in facts.key_atoms):
+        return (merger.never,)
+    return merger.canonical(tuple(atoms))
+
+
+def declared_names(facts: ObjectFacts) -> list[str]:
+    """The names in the order in which they are written: first mentioned first, required-only ones last."""
+    names: dict[str, None] = {}
+    for scope in facts.scopes:
+        names.update(dict.fromkeys(scope.properties))
+    names.update(facts.required)
+    return [name for name in names if name not in facts.forbidden]
+
+
+def split_some_key(merger: Merger, facts: ObjectFacts, some: SomeKey) -> Split:
+    """A demand for some property: one of the declared ones answers it, or an undeclared one."""
+    from jfbatch.grammar.json_schema.merge import Alternative, Fact, Split
+
+    alternatives: list[Alternative] = []
+    for name in declared_names(facts):
+        fits = (
+            name not in some.names
+            and all(matches_pattern(pattern, name) for pattern in some.patterns)
+            and not any(matches_pattern(pattern, name) for pattern in some.not_patterns)
+            and all(holds(merger, atom, name) for atom in some.key_atoms)
+        )
+        if fits:
+            values = tuple(Fact("property_holds", (name, atom)) for atom in some.atoms)
+            alternatives.append((Fact("require", (name,)), *values))
+    if not _is_closed(facts):
+        alternatives.append((Fact("some_key", (replace(some, undeclared=True),)),))
+    return Split(some.label, OBJECT, tuple(alternatives), None, 4)
+
+
+def _is_closed(facts: ObjectFacts) -> bool:
+    """Whether some schema rules out every undeclared property."""
+    return any(
+        not scope.patterns and scope.additional is not None and scope.additional[0].schema is False
+        for scope in facts.scopes
+    )
+
+
+@dataclass(frozen=True)
+class _Member:
+    """One declared property, ready to be written."""
+
+    text: Expression
+    required: bool
+
+
+class ObjectBuilder:
+    """Builds the rules of one object shape. `name` is the rule to define, `depth` that of the object."""
+
+    def __init__(self, compiler: SchemaCompiler, name: str, shape: Shape, depth: int) -> None:
+        self.compiler = compiler
+        self.name = name
+        self.shape = shape
+        self.facts = shape.object
+        self.depth = depth
+        layout = compiler.layout
+        self.opening = literal(layout.opening(depth))
+        self.separator = literal(layout.separator(depth))
+        self.close = literal(layout.closing(depth) + "}")
+        self.colon = literal(layout.colon)
+        self.known: frozenset[str] = frozenset()
+        self.undeclared: Expression = NOTHING
+        self.wanted: Expression = NOTHING
+        self.some: SomeKey | None = None
+
+    def build(self) -> None:
+        facts = self.facts
+        members: list[_Member] = []
+        names = declared_names(facts)
+        self.known = frozenset(names) | facts.forbidden
+        for name in names:
+            required = name in facts.required
+            value = self._value(name)
+            if value == NOTHING:
+                if required:
+                    self._define(NOTHING)
+                    return
+                continue
+            members.append(_Member(sequence(self._key(name), self.colon, value), required))
+        self.undeclared = self._undeclared(None)
+        if facts.some_keys:
+            self.some = facts.some_keys[0]
+            self.wanted = self._undeclared(self.some)
+            for other in facts.some_keys[1:]:
+                self.compiler.leave_to_check(other.label)
+        self._define(self._body(members))
+
+    def _define(self, body: Expression) -> None:
+        self.compiler.define(self.name, body if body == NOTHING else sequence(literal("{"), body))
+
+    def _key(self, name: str) -> Expression:
+        return Literal(strings.json_string_literal(name))
+
+    def _value(self, name: str) -> Expression:
+        conjunction = property_conjunction(self.compiler.merger, self.facts, name)
+        return self.compiler.expression(conjunction, self.depth + 1)
+
+    # The members
+
+    def _body(self, members: list[_Member]) -> Expression:
+        facts = self.facts
+        required = sum(member.required for member in members)
+        low = facts.min_properties if facts.min_properties > required else 0
+        high = facts.max_properties
+        if high is not None and self.undeclared == NOTHING and high >= len(members):
+            high = None
+        if low == 0 and high is None:
+            return self._plain(members)
+        if low > len(members) and self.undeclared == NOTHING:
+            return NOTHING
+        limit = max(low, high or 0)
+        if not members:
+            return self._first_end(low, high)
+        if (len(members) + 1) * (min(limit, len(members)) + 1) > COUNT_LIMIT:
+            self.compiler.leave_to_check(facts.size_label)
+            return self._plain(members)
+        return self._counted(members, low, high)
+
+    def _plain(self, members: list[_Member]) -> Expression:
+        """Without a count: what can come first, each followed by all that may come after it."""
+        first_required = next((i for i, member in enumerate(members) if member.required), len(members))
+        after = sequence(*self._rest_pieces(members[first_required + 1 :]), self._rest_end())
+        if first_required == len(members):
+            beginnings = [self._first_end(0, None)]
+            following: Expression = self._rest_end()
+        else:
+            member = members[first_required]
+            following = self._shared(f"{first_required + 1}", after) if first_required else after
+            beginnings = [sequence(self.opening, member.text, following)]
+            following = sequence(self.separator, member.text, following)
+        for index in range(first_required - 1, -1, -1):
+            member = members[index]
+            following = self._shared(f"{index + 1}", following)
+            beginnings.append(sequence(self.opening, member.text, following))
+            following = sequence(optional(sequence(self.separator, member.text)), following)
+        return choice(*reversed(beginnings))
+
+    def _shared(self, part: str, expression: Expression) -> Expression:
+        """A rule for what several places continue with."""
+        if isinstance(expression, (Literal, Reference)) or expression == NOTHING:
+            return expression
+        return self.compiler.define(f"{self.name}.{part}", expression)
+
+    def _rest_pieces(self, members: list[_Member]) -> Iterator[Expression]:
+        for member in members:
+            piece = sequence(self.separator, member.text)
+            yield piece if member.required else optional(piece)
+
+    def _counted(self, members: list[_Member], low: int, high: int | None) -> Expression:
+        """One rule per position and number of members so far."""
+        cap = high if high is not None else low
+
+        def rule(index: int, count: int) -> Expression:
+            return Reference(f"{self.name}.{index}.{count}")
+
+        pending = [(0, 0)]
+        seen = {(0, 0)}
+        while pending:
+            index, count = pending.pop()
+            if index == len(members):
+                left_low, left_high = max(0, low - count), None if high is None else high - count
+                end = self._rest_end(left_low, left_high) if count else self._first_end(left_low, left_high)
+                self.compiler.define(f"{self.name}.{index}.{count}", end)
+                continue
+            member = members[index]
+            ways: list[Expression] = []
+            more = min(count + 1, max(cap, 1))
+            if high is None or count < high:
+                start = self.separator if count else self.opening
+                ways.append(sequence(start, member.text, rule(index + 1, more)))
+                following = [(index + 1, more)]
+            else:
+                following = []
+            if not member.required:
+                ways.append(rule(index + 1, count))
+                following.append((index + 1, count))
+            self.compiler.define(f"{self.name}.{index}.{count}", choice(*ways))
+            for state in following:
+                if state not in seen:
+                    seen.add(state)
+                    pending.append(state)
+        return rule(0, 0)
+
+    # Undeclared members and the end
+
+    def _rest_end(self, low: int = 0, high: int | None = None) -> Expression:
+        """From low to high undeclared members after others, and the closing bracket."""
+        member = sequence(self.separator, self.undeclared)
+        if self.some is None:
+            return sequence(repeat(member, low, high), self.close)
+        self._note_uncounted(low, high)
+        return sequence(repeat(member), self.separator, self.wanted, repeat(member), self.close)
+
+    def _first_end(self, low: int, high: int | None) -> Expression:
+        """The same where no member stands yet."""
+        member = sequence(self.separator, self.undeclared)
+        if self.some is not None:
+            self._note_uncounted(low, high)
+            later = sequence(self.undeclared, repeat(member), self.separator, self.wanted)
+            return sequence(self.opening, choice(self.wanted, later), repeat(member), self.close)
+        ways: list[Expression] = [literal("}")] if low == 0 else []
+        if high is None or high > 0:
+            others = repeat(member, max(0, low - 1), None if high is None else high - 1)
+            ways.append(sequence(self.opening, self.undeclared, others, self.close))
+        return choice(*ways)
+
+    def _note_uncounted(self, low: int, high: int | None) -> None:
+        if low > 1 or high is not None:
+            self.compiler.leave_to_check(self.facts.size_label)
+
+    def _undeclared(self, some: SomeKey | None) -> Expression:
+        """A member whose name is not declared; with `some`, one that answers its demand too."""
+        ways: list[Expression] = []
+        patterns: dict[str, None] = {}
+        for scope in self.facts.scopes:
+            patterns.update((pattern, None) for pattern, _ in scope.patterns)
+        if some is not None:
+            patterns.update(dict.fromkeys((*some.patterns, *some.not_patterns)))
+        names = self.known | (some.names if some else frozenset())
+        merger = self.compiler.merger
+        for matched in self._key_classes(list(patterns)):
+            if some and not (matched.issuperset(some.patterns) and matched.isdisjoint(some.not_patterns)):
+                continue
+            conjunction = self._class_conjunction(matched, some)
+            if conjunction == (merger.never,):
+                continue
+            value = self.compiler.expression(conjunction, self.depth + 1)
+            if value == NOTHING:
+                continue
+            key = self._key_expression(names, matched, frozenset(patterns) - matched, some)
+            ways.append(sequence(key, self.colon, value))
+        if not ways:
+            return NOTHING
+        return self._shared("some" if some else "more", choice(*ways))
+
+    def _key_classes(self, patterns: list[str]) -> list[frozenset[str]]:
+        """Every set of patterns that one key may match."""
+        classes: list[frozenset[str]] = [frozenset()]
+        for pattern in patterns:
+            classes += [
+                matched | {pattern}
+                for matched in classes
+                if not any(patterns_exclude_each_other(pattern, other) for other in matched)
+            ]
+            if len(classes) > CLASS_LIMIT:
+                raise GrammarTooLarge(f"more than {CLASS_LIMIT} ways in which patternProperties overlap")
+        return classes
+
+    def _class_conjunction(self, matched: frozenset[str], some: SomeKey | None) -> Conjunction:
+        merger = self.compiler.merger
+        atoms = []
+        asked = self.compiler.objects == "open"
+        for scope in self.facts.scopes:
+            own = [atom for pattern, atom in scope.patterns if pattern in matched]
+            if not own and scope.additional is not None:
+                own = [scope.additional]
+            atoms += own
+            asked = asked or any(isinstance(node.schema, dict) for node, _ in own)
+        if not asked:
+            return (merger.never,)
+        if some is not None:
+            atoms += some.atoms
+        return merger.canonical(tuple(atoms))
+
+    def _key_expression(
+        self, names: frozenset[str], matched: frozenset[str], unmatched: frozenset[str], some: SomeKey | None
+    ) -> Expression:
+        if matched or unmatched:
+            key = strings.keys_matching(tuple(sorted(matched)), tuple(sorted(unmatched)), names)
+        else:
+            key = strings.keys_excluding(names)
+        atoms = self.facts.key_atoms + (some.key_atoms if some else ())
+        if not atoms:
+            return key
+        resolver = self.compiler.resolver
+        text = resolver.synthetic({"type": "string"})
+        allowed = self.compiler.expression(self.compiler.merger.canonical(((text, True), *atoms)), 0)
+        if allowed == NOTHING:
+            return NOTHING
+        return Intersection((key, allowed))
+
+
+
+
+_FIXED_START = re.compile(r"\^((?:[\w:/ @#,-]|\\[-./_:])*)(?=([*?{]?)(\$?))", re.ASCII)
+
+
+def patterns_exclude_each_other(left: str, right: str) -> bool:
+    """Whether no text matches both, proven by the fixed texts that they start with."""
+    one, other = _fixed_start(left), _fixed_start(right)
+    if one is None or other is None:
+        return False
+    (first, first_whole), (second, second_whole) = one, other
+    if first_whole and second_whole:
+        return first != second
+    if first_whole:
+        return not first.startswith(second)
+    if second_whole:
+        return not second.startswith(first)
+    return not (first.startswith(second) or second.startswith(first))
+
+
+def _fixed_start(pattern: str) -> tuple[str, bool] | None:
+    """The literal text after a leading ^, and whether it is the whole pattern."""
+    found = _FIXED_START.match(pattern)
+    if found is None or "|" in pattern:
+        return None
+    text = re.sub(r"\\(.)", r"\1", found[1])
+    if found[2]:
+        return text[:-1], False
+    return text, found[3] == "$" and found.end(1) + 1 == len(pattern)

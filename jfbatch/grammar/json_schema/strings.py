@@ -1,0 +1,195 @@
+"""JSON strings as expressions: lengths, patterns, formats and names left out, all at once.
+
+Everything is first said as a tree over decoded characters, where a length can often be pushed into a
+pattern; only what remains of it becomes a set operation on the text between the quotes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable
+from functools import lru_cache
+
+from jfbatch.errors import InvalidGrammar
+from jfbatch.grammar.expression import (
+    EMPTY,
+    NOTHING,
+    ByteSet,
+    Difference,
+    Expression,
+    Literal,
+    choice,
+    literal,
+    repeat,
+    sequence,
+)
+from jfbatch.grammar.json_schema.formats import format_tree
+from jfbatch.grammar.regex import JSON_CHARACTER, JSON_STRING, Node, pattern_tree, tree_to_expression
+from jfbatch.grammar.regex.characters import (
+    ANY_CHARACTER,
+    character_expression,
+    complemented,
+    normalised,
+    without,
+)
+from jfbatch.grammar.regex.syntax import (
+    ANY,
+    ANY_TEXT,
+    alternation,
+    concatenation,
+    conjunction,
+    repetition,
+    subtraction,
+)
+from jfbatch.grammar.regex.syntax import NOTHING as NO_TEXT
+from jfbatch.grammar.regex.syntax import characters as character_set
+
+__all__ = [
+    "JSON_CHARACTER",
+    "JSON_TEXT",
+    "json_string_literal",
+    "keys_excluding",
+    "keys_matching",
+    "string_expression",
+]
+
+_QUOTE = literal('"')
+# The text between the quotes of any string; one object, so that programs share it.
+JSON_TEXT = repeat(JSON_CHARACTER, 0, None)
+
+
+def json_string_literal(text: str) -> bytes:
+    """The one spelling of a string: json.dumps(text, ensure_ascii=False), in UTF-8.
+
+    Raises InvalidGrammar for a lone surrogate, which no UTF-8 text and no column of strings can hold.
+    """
+    try:
+        return json.dumps(text, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        raise InvalidGrammar(f"the string {text!r} holds half of a surrogate pair") from None
+
+
+def string_expression(
+    min_length: int = 0,
+    max_length: int | None = None,
+    patterns: Iterable[str] = (),
+    not_patterns: Iterable[str] = (),
+    formats: Iterable[str] = (),
+    not_formats: Iterable[str] = (),
+    excluded: Collection[str] = (),
+) -> Expression:
+    """The JSON strings, quotes included, that satisfy all of the conditions.
+
+    Lengths are in characters (code points). `patterns` are ECMA-262 patterns searched for, `formats` names
+    of formats; unknown formats say nothing (so `not_formats` with one matches nothing). `excluded` strings
+    are left out. Raises InvalidGrammar for a pattern that is malformed or not supported. The result is
+    NOTHING, or matches nothing, if no string satisfies them.
+    """
+    key = (tuple(patterns), tuple(not_patterns), tuple(formats), tuple(not_formats))
+    if not any(key) and min_length == 0 and max_length is None and excluded:
+        return keys_excluding(excluded)
+    whole = _string_expression(min_length, max_length, *key)
+    left_out = [Literal(json_string_literal(text)) for text in excluded if not _has_surrogate(text)]
+    return Difference(whole, choice(*left_out)) if left_out and whole != NOTHING else whole
+
+
+@lru_cache(maxsize=512)
+def _string_expression(
+    min_length: int,
+    max_length: int | None,
+    patterns: tuple[str, ...],
+    not_patterns: tuple[str, ...],
+    formats: tuple[str, ...],
+    not_formats: tuple[str, ...],
+) -> Expression:
+    tree: Node = ANY_TEXT
+    for wanted in [pattern_tree(pattern, "ecma") for pattern in dict.fromkeys(patterns)]:
+        tree = conjunction(tree, wanted)
+    for known in [format_tree(name) for name in dict.fromkeys(formats)]:
+        tree = tree if known is None else conjunction(tree, known)
+    if min_length > 0 or max_length is not None:
+        tree = conjunction(tree, repetition(ANY, max(min_length, 0), max_length))
+    unwanted = [pattern_tree(pattern, "ecma") for pattern in dict.fromkeys(not_patterns)]
+    unwanted += [format_tree(name) or ANY_TEXT for name in dict.fromkeys(not_formats)]
+    if unwanted:
+        tree = subtraction(tree, alternation(unwanted))
+    if tree == NO_TEXT:
+        return NOTHING
+    if tree == ANY_TEXT:
+        return _ANY_STRING
+    return sequence(_QUOTE, tree_to_expression(tree, JSON_STRING), _QUOTE)
+
+
+_ANY_STRING = sequence(_QUOTE, JSON_TEXT, _QUOTE)
+
+
+def _has_surrogate(text: str) -> bool:
+    return any(0xD800 <= ord(character) <= 0xDFFF for character in text)
+
+
+# Keys of objects
+
+
+def keys_matching(
+    patterns: Collection[str], not_patterns: Collection[str] = (), excluding: Collection[str] = ()
+) -> Expression:
+    """The JSON strings, quotes included, with all patterns, none of the others, and not one of the names."""
+    return string_expression(patterns=patterns, not_patterns=not_patterns, excluded=excluding)
+
+
+# A complement written as a trie is as deep as its longest name; longer ones end in a set operation.
+MAX_TRIE_DEPTH = 40
+
+_PLAIN = without(((0x20, 0x7F),), ((0x22, 0x22), (0x5C, 0x5C)))
+_PLAIN_BITS = sum(((1 << (high - low + 1)) - 1) << low for low, high in _PLAIN)
+_NOT_PLAIN_TEXT = sequence(character_expression(complemented(_PLAIN), JSON_STRING), JSON_TEXT)
+
+
+def keys_excluding(names: Collection[str]) -> Expression:
+    """Every JSON string, quotes included, that is none of the names.
+
+    A trie of the names, turned inside out: at each node the text may end unless a name does, go on
+    along the trie, or leave it with any other character and be free. Its size is linear in the names.
+    """
+    kept = sorted({name for name in names if not _has_surrogate(name)})
+    return sequence(_QUOTE, _outside(kept, 0, len(kept), 0), _QUOTE) if kept else _ANY_STRING
+
+
+def _outside(names: list[str], first: int, last: int, depth: int) -> Expression:
+    """What may follow the first `depth` characters that the sorted names[first:last] share."""
+    if depth == MAX_TRIE_DEPTH:
+        rest = [_spelled(name[depth:]) for name in names[first:last]]
+        return Difference(JSON_TEXT, choice(*rest))
+    parts: list[Expression] = []
+    if len(names[first]) == depth:
+        first += 1
+    else:
+        parts.append(EMPTY)
+    taken: list[int] = []
+    onward: list[Expression] = []
+    while first < last:
+        character = names[first][depth]
+        end = first + 1
+        while end < last and names[end][depth] == character:
+            end += 1
+        taken.append(ord(character))
+        onward.append(sequence(_spelled(character), _outside(names, first, end, depth + 1)))
+        first = end
+    return choice(*parts, *_leaving(tuple(taken)), *onward)
+
+
+@lru_cache(maxsize=4096)
+def _leaving(taken: tuple[int, ...]) -> tuple[Expression, ...]:
+    """Texts that start with a character other than those of `taken`."""
+    if not taken:
+        return (sequence(JSON_CHARACTER, JSON_TEXT),)
+    if all(_PLAIN_BITS >> code & 1 for code in taken):
+        bits = _PLAIN_BITS & ~sum(1 << code for code in taken)
+        leaving = (sequence(ByteSet(bits), JSON_TEXT),) if bits else ()
+        return (*leaving, _NOT_PLAIN_TEXT)
+    others = complemented(normalised((code, code) for code in taken))
+    return (sequence(character_expression(others, JSON_STRING), JSON_TEXT),)
+
+
+def _spelled(text: str) -> Literal:
+    return Literal(json_string_literal(text)[1:-1])

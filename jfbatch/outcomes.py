@@ -1,0 +1,179 @@
+"""What becomes of rows: which still need a run, what their outputs are worth, and the running counts.
+
+The only place that writes to the store; the reader thread and the engine's thread both come here.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from jfbatch.config import RunConfig
+from jfbatch.engine.engine import EngineStatistics
+from jfbatch.engine.sequence import Completion
+from jfbatch.feed import Waiting
+from jfbatch.grammar.compiler import CompilerStatistics
+from jfbatch.report.progress import Progress, progress_text
+from jfbatch.report.statistics import GOOD_STATUSES, RunStatistics
+from jfbatch.rows.result import RowResult
+from jfbatch.rows.row import Pattern, Row
+from jfbatch.rows.store import Store
+from jfbatch.rows.validate import validator
+
+_STATUS_OF = {"finished": "ok", "shortened": "shortened", "failed": "failed"}
+
+
+class Outcomes:
+    """The results of a run as they come in."""
+
+    def __init__(self, store: Store, progress: Progress, retries: int, max_failures: int | None) -> None:
+        self.store = store
+        self.progress = progress
+        self.retries = retries
+        self.max_failures = max_failures
+        self.counts: Counter[str] = Counter()
+        self.rows_kept = 0
+        self.rows_total: int | None = None
+        self.prompt_tokens = 0
+        self.started = time.monotonic()
+        self.engine = EngineStatistics()
+        self.compiler = CompilerStatistics()
+        self._patterns: set[Pattern | None] = set()
+        self._lock = threading.RLock()
+
+    def watch(self, engine: EngineStatistics, compiler: CompilerStatistics) -> None:
+        """Count what these say from now on."""
+        self.engine, self.compiler = engine, compiler
+
+    # Rows come in
+
+    def still_to_run(self, rows: Iterator[Row]) -> Iterator[Row]:
+        """The rows without a result of an earlier start; invalid ones are settled on the way."""
+        read = 0
+        try:
+            for row in rows:
+                read += 1
+                if row.error is None:
+                    self._patterns.add(row.pattern)
+                with self._lock:
+                    known = self.store.contains(row)
+                if known:
+                    self.rows_kept += 1
+                elif row.error is not None:
+                    self.reject(row, "invalid_input", row.error)
+                else:
+                    yield row
+        finally:
+            self.rows_total = read
+
+    @property
+    def shared_pattern(self) -> Pattern | None:
+        """The pattern that all valid rows have; None if they differ."""
+        return next(iter(self._patterns)) if len(self._patterns) == 1 else None
+
+    # Rows leave
+
+    def reject(self, row: Row, status: str, error: str) -> None:
+        """A row that never reaches the engine."""
+        self._add(RowResult.of(row, status, error=error))
+
+    def needs_another_try(self, waiting: Waiting, completion: Completion) -> bool:
+        """Whether a checked output came out invalid and may be sampled again."""
+        if completion.reason == "failed" or waiting.attempt >= self.retries:
+            return False
+        return bool(waiting.grammar.result().unenforced) and self._fault(waiting.row, completion) is not None
+
+    def complete(self, waiting: Waiting, completion: Completion) -> None:
+        """Settle what the engine has finished; an output that fails its check is `invalid`, never ok."""
+        row = waiting.row
+        status, error = _STATUS_OF[completion.reason], completion.error
+        if status != "failed" and (fault := self._fault(row, completion)) is not None:
+            status, error = "invalid", f"{fault} ({waiting.attempt + 1} outputs were sampled)"
+        self.prompt_tokens += completion.prompt_tokens
+        result = RowResult.of(
+            row,
+            status,
+            text=completion.text.decode("utf-8", "replace"),
+            error=f"{row.place}: {error}" if error else None,
+            prompt_tokens=completion.prompt_tokens,
+            completion_tokens=completion.completion_tokens,
+            sampled_tokens=completion.sampled_tokens,
+            jumped_tokens=completion.jumped_tokens,
+            forward_passes=completion.forward_passes,
+        )
+        self._add(result)
+
+    def _fault(self, row: Row, completion: Completion) -> str | None:
+        """What is wrong with an output, None if it is as its pattern says."""
+        try:
+            text = completion.text.decode("utf-8")
+        except UnicodeDecodeError as error:
+            return f"the output is not UTF-8: {error.reason}"
+        if row.pattern is None or row.pattern.kind != "schema":
+            return None
+        return validator(row.pattern).check(text)
+
+    def _add(self, result: RowResult) -> None:
+        with self._lock:
+            self.counts[result.status] += 1
+            self.store.add(result)
+
+    # What is shown
+
+    @property
+    def rows_done(self) -> int:
+        return self.rows_kept + sum(self.counts.values())
+
+    @property
+    def too_many_failures(self) -> bool:
+        bad = sum(count for status, count in self.counts.items() if status not in GOOD_STATUSES)
+        return self.max_failures is not None and bad >= self.max_failures
+
+    def each_step(self) -> None:
+        """Commit and show what is due; called between steps of the engine."""
+        with self._lock:
+            self.store.commit_if_due()
+        if self.progress.is_due():
+            self.progress.update(self.statistics())
+
+    def status_line(self) -> str:
+        return progress_text(self.statistics())
+
+    def statistics(self, final: Mapping[str, int] | None = None) -> RunStatistics:
+        """A snapshot; `final` are the finished table's counts, which include rows kept from before."""
+        counts = dict(final) if final is not None else {**self.counts}
+        if final is None and self.rows_kept:
+            counts["ok"] = counts.get("ok", 0) + self.rows_kept
+        return RunStatistics(
+            rows_total=self.rows_total,
+            rows_kept=self.rows_kept,
+            status_counts=counts,
+            prompt_tokens=self.prompt_tokens,
+            sampled_tokens=self.engine.sampled_tokens,
+            jumped_tokens=self.engine.jumped_tokens,
+            forward_passes=self.engine.forward_passes,
+            patterns_compiled=self.compiler.compiled,
+            patterns_loaded=self.compiler.loaded,
+            patterns_failed=self.compiler.failed,
+            compile_seconds=self.compiler.seconds,
+            prefill_seconds=self.engine.prefill_seconds,
+            decode_seconds=self.engine.decode_seconds,
+            elapsed_seconds=time.monotonic() - self.started,
+        )
+
+    def all_good(self, final: Mapping[str, int]) -> bool:
+        return all(status in GOOD_STATUSES for status, count in final.items() if count)
+
+    def write_summary(self, path: Path, config: RunConfig, final: Mapping[str, int]) -> None:
+        """Counts, timings and settings as one JSON file. Raises OSError."""
+        statistics = self.statistics(final)
+        document = {
+            "rows": dict(final),
+            "statistics": {name: getattr(statistics, name) for name in statistics.__dataclass_fields__},
+            "settings": json.loads(config.model_dump_json()),
+        }
+        path.write_text(json.dumps(document, indent=2, default=dict) + "\n", encoding="utf-8")

@@ -1,0 +1,67 @@
+"""What a run has done so far, as numbers: one frozen snapshot that the progress line and the summary read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+# A row with one of these statuses has a value that obeys its pattern.
+GOOD_STATUSES = frozenset({"ok", "shortened"})
+
+
+@dataclass(frozen=True)
+class RunStatistics:
+    """A snapshot of a run's counters. Times are in seconds.
+
+    `rows_total` is None while the input is still being read. `rows_kept` are rows that an earlier start
+    had finished; they are in `status_counts` too.
+    """
+
+    rows_total: int | None = None
+    rows_kept: int = 0
+    status_counts: Mapping[str, int] = field(default_factory=dict)
+    prompt_tokens: int = 0
+    sampled_tokens: int = 0
+    jumped_tokens: int = 0
+    forward_passes: int = 0
+    patterns_compiled: int = 0
+    patterns_loaded: int = 0
+    patterns_failed: int = 0
+    compile_seconds: float = 0.0
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    elapsed_seconds: float = 0.0
+
+    @property
+    def rows_done(self) -> int:
+        """Rows with a final status, kept ones included."""
+        return sum(self.status_counts.values())
+
+    @property
+    def rows_failed(self) -> int:
+        return sum(count for status, count in self.status_counts.items() if status not in GOOD_STATUSES)
+
+    @property
+    def completion_tokens(self) -> int:
+        return self.sampled_tokens + self.jumped_tokens
+
+    @property
+    def jumped_share(self) -> float:
+        """The share of output tokens that were never sampled, 0 to 1."""
+        return self.jumped_tokens / self.completion_tokens if self.completion_tokens else 0.0
+
+    @property
+    def rows_per_second(self) -> float:
+        """Rows finished by this start per second of it."""
+        return (self.rows_done - self.rows_kept) / self.elapsed_seconds if self.elapsed_seconds > 0 else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.completion_tokens / self.elapsed_seconds if self.elapsed_seconds > 0 else 0.0
+
+    @property
+    def seconds_left(self) -> float | None:
+        """The time the remaining rows need at the rate so far; None while that is unknown."""
+        if self.rows_total is None or self.rows_per_second <= 0:
+            return None
+        return max(0, self.rows_total - self.rows_done) / self.rows_per_second

@@ -1,0 +1,61 @@
+"""The end summary on stderr: what became of the rows, what it took, and where the table is."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TextIO
+
+from rich.console import Console
+from rich.text import Text
+
+from jfbatch.report.progress import format_seconds
+from jfbatch.report.statistics import GOOD_STATUSES, RunStatistics
+
+
+def summary_lines(statistics: RunStatistics, output: Path | None) -> list[tuple[str, str]]:
+    """The summary as (what, figures) pairs, in the order shown."""
+    counts = sorted(
+        statistics.status_counts.items(), key=lambda item: (item[0] not in GOOD_STATUSES, -item[1])
+    )
+    rows = f"{statistics.rows_done:,}"
+    if counts:
+        rows += ": " + ", ".join(f"{count:,} {status}" for status, count in counts)
+    if statistics.rows_kept:
+        rows += f" ({statistics.rows_kept:,} kept from an earlier start)"
+    completion = statistics.completion_tokens
+    per_token = f" ({statistics.forward_passes / completion:.2f} per output token)" if completion else ""
+    patterns = (
+        f"{statistics.patterns_compiled:,} compiled, {statistics.patterns_loaded:,} loaded from the cache"
+    )
+    if statistics.patterns_failed:
+        patterns += f", {statistics.patterns_failed:,} failed"
+    sampled, jumped = f"{statistics.sampled_tokens:,} sampled", f"{statistics.jumped_tokens:,} jumped"
+    times = (
+        f"compiling {format_seconds(statistics.compile_seconds)} (in the background)",
+        f"prefilling {format_seconds(statistics.prefill_seconds)}",
+        f"decoding {format_seconds(statistics.decode_seconds)}",
+    )
+    lines = [
+        ("rows", rows),
+        ("patterns", patterns),
+        ("prompt tokens", f"{statistics.prompt_tokens:,}"),
+        ("output tokens", f"{completion:,}: {sampled}, {jumped} ({statistics.jumped_share:.0%})"),
+        ("forward passes", f"{statistics.forward_passes:,}{per_token}"),
+        ("time", f"{format_seconds(statistics.elapsed_seconds)}: {', '.join(times)}"),
+        ("speed", f"{statistics.rows_per_second:.2f} rows/s, {statistics.tokens_per_second:.0f} tokens/s"),
+    ]
+    if output is not None:
+        lines.append(("output", str(output)))
+    return lines
+
+
+def print_summary(
+    statistics: RunStatistics, output: Path | None, *, quiet: bool = False, stream: TextIO | None = None
+) -> None:
+    """Print the summary to `stream` (stderr) unless quiet. `output` is None where no table was written."""
+    if quiet:
+        return
+    console = Console(file=stream if stream is not None else sys.stderr, highlight=False, soft_wrap=True)
+    for what, figures in summary_lines(statistics, output):
+        console.print(Text.assemble((f"{what:<15}", "bold"), figures))

@@ -1,0 +1,379 @@
+"""Results that survive: parts as rows finish, one table at the end, and continuing from either.
+
+Results are committed in completion order as parts; the table is put together in input order at the end.
+For each row of the input the store remembers where its newest result lies (8 bytes), nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from array import array
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from jfbatch.errors import OutputError, UsageError
+from jfbatch.rows.assembly import ResultFiles, unpack_table, write_table
+from jfbatch.rows.columns import Columns
+from jfbatch.rows.durable import OutputLock, output_errors, rename
+from jfbatch.rows.finished import FinishedRows, short_content
+from jfbatch.rows.journal import Journal, read_header, read_journal_records, table_identity
+from jfbatch.rows.parts import (
+    FORMAT_VERSION,
+    WAITING_JOURNAL,
+    PartDirectory,
+    part_name,
+    read_records,
+)
+from jfbatch.rows.result import STATUSES, VALUE_STATUSES, RowResult, part_table
+from jfbatch.rows.row import Row, digest
+from jfbatch.rows.tables import TableSettings, read_table, table_format
+
+Retry = Literal["failed", "invalid", "all"]
+_RETRIED: dict[str | None, frozenset[str]] = {
+    None: frozenset(),
+    "failed": frozenset({"failed"}),
+    "invalid": frozenset({"invalid", "invalid_input", "unsupported_schema", "prompt_too_long"}),
+    "all": frozenset(STATUSES) - VALUE_STATUSES,
+}
+_FLUSH_BYTES = 64 << 20
+_MISSING = -1
+_BASE = 0
+"""Source 0 is the finished table that this run continues, if there is one; parts are sources from 1."""
+
+
+@dataclass(frozen=True)
+class FinishedTable:
+    """What `Store.finish` leaves: the path, its rows, rows by status, and whether it had to be written."""
+
+    path: Path
+    rows: int
+    statuses: Mapping[str, int]
+    written: bool
+
+
+class Store:
+    """The results of one output, from opening to the finished table. A context manager.
+
+    Use: ask `contains(row)` for every row of the input, in order; `add` the results of those it does not
+    contain; `commit_if_due` now and then; `finish` when every row has one. Leaving the context commits what
+    was added, and keeps the parts: the same command continues.
+
+    `columns` says what the table looks like; `fingerprint` names the settings that results depend on.
+    Opening continues what lies there. It raises UsageError where that was made with other settings (unless
+    `overwrite`: then it is discarded once the new table is whole, or at once if it is only parts), or where
+    another process is at it, and OutputError (exit code 74) where the file system refuses.
+    `retry` runs rows again: "failed", "invalid" (refused before they ran, or with an output that failed its
+    check), "all" (every row without a valid output).
+    """
+
+    def __init__(
+        self,
+        output: Path,
+        columns: Columns,
+        fingerprint: Mapping[str, str],
+        *,
+        flush_rows: int = 256,
+        flush_seconds: float = 15.0,
+        overwrite: bool = False,
+        retry: Retry | None = None,
+        keep_parts: bool = False,
+        output_format: str | None = None,
+    ) -> None:
+        self.output = output
+        self._columns = columns
+        self._format = table_format(output, output_format)
+        kept = ", ".join(columns.keep)
+        self._fingerprint = {**fingerprint, "jfbatch format": str(FORMAT_VERSION), "kept fields": kept}
+        self._flush_rows, self._flush_seconds = flush_rows, flush_seconds
+        self._retried = _RETRIED[retry]
+        self._keep_parts = keep_parts
+        self._journal_path = output.with_name(output.name + ".journal")
+        self._directory = PartDirectory(output.with_name(output.name + ".parts"))
+        self._pending: dict[int, RowResult] = {}
+        self._pending_bytes = 0
+        self._pending_since = 0.0
+        self._sources = array("i")
+        self._rows = array("i")
+        self._files = ResultFiles([output])
+        self._next_number = 1
+        self._finished_rows = FinishedRows()
+        self._base: Journal | None = None
+        self._broken = False
+        if output.is_dir():
+            raise UsageError(f"{output} is a directory: name a file to write")
+        self._lock = OutputLock(self._directory.path / "lock", output)
+        try:
+            self._open(overwrite)
+        except BaseException:
+            self._let_go()
+            raise
+
+    # --- opening -------------------------------------------------------------------------------------
+
+    def _open(self, overwrite: bool) -> None:
+        self._directory.clean()
+        self._complete_interrupted_finish()
+        numbered = self._directory.numbered()
+        settings = self._directory.settings() if numbered else None
+        ignore_table = bool(settings and settings.get("ignore_table"))
+        if numbered and (settings is None or settings["fingerprint"] != self._fingerprint):
+            if not overwrite:
+                raise self._refusal(settings["fingerprint"] if settings else {})
+            self._directory.remove_parts()
+            numbered, settings, ignore_table = [], None, True
+        if self.output.exists() and not ignore_table:
+            self._base = self._matching_journal(self._journal_path)
+            if self._base is None:
+                ignore_table = True
+                if not numbered and not overwrite:
+                    raise UsageError(
+                        f"{self.output} exists and {self._journal_path.name} does not belong to it, so it "
+                        "cannot be continued: choose another output, or --overwrite it"
+                    )
+            elif self._base.fingerprint != self._fingerprint:
+                if not overwrite:
+                    raise self._refusal(self._base.fingerprint)
+                self._base, ignore_table = None, True
+        self._created = int((settings or {}).get("created", time.time()))
+        self._directory.write_settings(
+            {"fingerprint": self._fingerprint, "ignore_table": ignore_table, "created": self._created}
+        )
+        self._load(numbered)
+
+    def _complete_interrupted_finish(self) -> None:
+        """After a crash between the table's rename and the end of `finish`: the parts are in the table."""
+        waiting = self._directory.path / WAITING_JOURNAL
+        if self._matching_journal(waiting) is None:
+            return
+        with output_errors(self._journal_path):
+            rename(waiting, self._journal_path)
+        if not self._keep_parts:
+            self._directory.remove_parts()
+
+    def _matching_journal(self, path: Path) -> Journal | None:
+        header = read_header(path)
+        if header is None or not self.output.exists():
+            return None
+        with output_errors(self.output, "read"):
+            return header if table_identity(self.output) == header.table else None
+
+    def _refusal(self, other: Mapping[str, str]) -> UsageError:
+        names = [*self._fingerprint, *(name for name in other if name not in self._fingerprint)]
+        differing = [
+            f"{name} (was {_shown(other.get(name))}, now {_shown(self._fingerprint.get(name))})"
+            for name in names
+            if other.get(name) != self._fingerprint.get(name)
+        ]
+        return UsageError(
+            f"{self.output} was begun with other settings: {'; '.join(differing)}. "
+            "Give the same settings to continue, another output, or --overwrite to start over"
+        )
+
+    def _load(self, numbered: list[tuple[int, Path]]) -> None:
+        """Learns what is finished, the oldest first: parts that are in the table, the table, newer parts."""
+        in_table = self._base.parts if self._base else 0
+        self._load_parts([path for number, path in numbered if number <= in_table])
+        if self._base is not None:
+            with self._reading_base() as records:
+                self._finished_rows.add(records, _BASE)
+        self._load_parts([path for number, path in numbered if number > in_table])
+        self._finished_rows.freeze()
+        self._next_number = max(in_table, *(number for number, _ in numbered), 0) + 1
+
+    def _load_parts(self, paths: list[Path]) -> None:
+        for path in paths:
+            found = read_records(path)
+            if found is not None:
+                records, size = found
+                self._finished_rows.add(records, self._files.add(path, len(records), size))
+
+    # --- while rows run ------------------------------------------------------------------------------
+
+    @property
+    def resumed_rows(self) -> int:
+        """How many finished rows were found on opening."""
+        return len(self._finished_rows)
+
+    def contains(self, row: Row) -> bool:
+        """Whether the row needs no run: finished with the same content, and not to be retried.
+
+        Also tells the store the row's place in the table: ask for every row of the input.
+        """
+        self._reserve(row.index)
+        found = self._finished_rows.find(digest(row.key))
+        if found is None or found.content != short_content(row.content):
+            return False
+        # A row that is retried keeps its old result until the new one is committed.
+        self._sources[row.index], self._rows[row.index] = found.source, found.row
+        return found.status not in self._retried
+
+    def add(self, result: RowResult) -> None:
+        """Takes a result; commits when enough have come. Raises OutputError."""
+        self._reserve(result.index)
+        if not self._pending:
+            self._pending_since = time.monotonic()
+        self._pending[result.index] = result
+        self._pending_bytes += len(result.text or "") + len(result.error or "") + 200
+        self._pending_bytes += sum(len(str(value)) for value in result.extra.values())
+        self.commit_if_due()
+
+    def commit_if_due(self) -> bool:
+        """Commits if there are `flush_rows` results or the oldest is `flush_seconds` old."""
+        if not self._pending:
+            return False
+        due = len(self._pending) >= self._flush_rows or self._pending_bytes >= _FLUSH_BYTES
+        if not due and time.monotonic() - self._pending_since < self._flush_seconds:
+            return False
+        self.commit()
+        return True
+
+    def commit(self) -> None:
+        """Makes everything added so far durable, as one part. Raises OutputError; then it stays pending."""
+        if not self._pending:
+            return
+        results = [self._pending[index] for index in sorted(self._pending)]
+        table = part_table(results)
+        try:
+            path = self._directory.write(part_name(self._next_number), table)
+        except OutputError:
+            self._broken = True
+            raise
+        source = self._files.add(path, len(table), table.nbytes)
+        self._next_number += 1
+        for position, result in enumerate(results):
+            self._sources[result.index], self._rows[result.index] = source, position
+        self._pending.clear()
+        self._pending_bytes = 0
+
+    def _reserve(self, index: int) -> None:
+        missing = index + 1 - len(self._sources)
+        if missing > 0:
+            self._sources.extend([_MISSING] * missing)
+            self._rows.extend([0] * missing)
+
+    # --- the end -------------------------------------------------------------------------------------
+
+    def finish(self, columns: Columns | None = None) -> FinishedTable:
+        """Writes the table, in the input's order, and removes the parts. It appears by one rename.
+
+        `columns` replaces those given on opening (which pattern the rows share is known only at the end);
+        `keep` must be the same. Raises OutputError where rows have no result or the disk refuses; the parts
+        stay, and the same command continues.
+        """
+        self.commit()
+        columns = columns or self._columns
+        if columns.keep != self._columns.keep:
+            raise ValueError("the kept fields are fixed when the store is opened")
+        sources, rows = np.array(self._sources, np.int32), np.array(self._rows, np.int32)
+        missing = int((sources == _MISSING).sum())
+        if missing:
+            raise OutputError(f"{missing} rows have no result yet: run the same command again to continue")
+        layout = f"{self._format}\n{columns.arrow_schema.to_string()}"
+        if self._base is not None and self._base.layout == layout and self._is_base(sources, rows):
+            statuses = self._base.statuses
+            self._end()
+            return FinishedTable(self.output, len(sources), statuses, written=False)
+        sources, rows = self._unpack_base(sources, rows)
+        kept = dict(zip(columns.keep, columns.kept_columns, strict=True))
+        parts = self._next_number - 1
+        header = Journal(self._fingerprint, self._format, kept, layout, len(sources), parts)
+        settings = TableSettings(
+            columns, self._fingerprint, self._fingerprint.get("model", ""), self._created
+        )
+        table_path, journal_path = self._directory.path / "table.tmp", self._directory.path / "journal.tmp"
+        with output_errors(self.output):
+            header = write_table(
+                self._files, sources, rows, self._format, settings, header, table_path, journal_path
+            )
+        self._publish()
+        self._end()
+        return FinishedTable(self.output, len(sources), header.statuses, written=True)
+
+    def _is_base(self, sources: NDArray[np.int32], rows: NDArray[np.int32]) -> bool:
+        """Whether the table lies there already: nothing added, changed, removed or moved."""
+        same = self._base is not None and len(sources) == self._base.rows
+        return same and bool((sources == _BASE).all()) and bool((rows == np.arange(len(rows))).all())
+
+    def _unpack_base(
+        self, sources: NDArray[np.int32], rows: NDArray[np.int32]
+    ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Puts the rows of the table that this run continues into parts, so that all results lie in parts."""
+        from_base = sources == _BASE
+        if self._base is None or not from_base.any():
+            return sources, rows
+        with self._reading_base() as records:
+            tables = read_table(self.output, self._base.format, self._base.kept)
+            base_sources, base_rows = unpack_table(tables, records, self._directory, self._files)
+        positions = rows[from_base]
+        sources[from_base], rows[from_base] = base_sources[positions], base_rows[positions]
+        return sources, rows
+
+    @contextlib.contextmanager
+    def _reading_base(self) -> Iterator[NDArray[Any]]:
+        """The journal's records; what is wrong with table or journal becomes an OutputError."""
+        assert self._base is not None
+        try:
+            yield read_journal_records(self._journal_path, self._base)
+        except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
+            raise OutputError(
+                f"{self.output} cannot be continued: {error}; choose another output, or --overwrite it"
+            ) from error
+
+    def _publish(self) -> None:
+        """The renames. The journal waits in the parts directory for the table, so that a crash between
+        them leaves either the old table and all parts, or the new table and its journal."""
+        path = self._directory.path
+        with output_errors(self.output):
+            rename(path / "journal.tmp", path / WAITING_JOURNAL)
+            rename(path / "table.tmp", self.output)
+            rename(path / WAITING_JOURNAL, self._journal_path)
+
+    def _end(self) -> None:
+        if self._keep_parts:
+            self._directory.clean()
+            self._lock.release()
+            return
+        self._directory.remove()
+        self._lock.release(remove=True)
+        self._directory.remove_if_empty()
+
+    # --- leaving -------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Commits what is pending, unless the disk has just refused that, and lets the output go."""
+        try:
+            if not self._broken and self._lock.held:
+                self.commit()
+        finally:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        if not self._lock.held:
+            return
+        with contextlib.suppress(OutputError):
+            if not self._directory.numbered():
+                # Nothing was begun: leave nothing that could refuse another try.
+                self._directory.remove()
+                self._lock.release(remove=True)
+                self._directory.remove_if_empty()
+        self._lock.release()
+
+
+def _shown(setting: str | None) -> str:
+    return "none" if setting is None else repr(setting) if len(setting) <= 60 else repr(setting[:56] + "...")
