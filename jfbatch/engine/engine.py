@@ -302,6 +302,8 @@ class Engine:
             if index in choices.failures:
                 place = f"at output token {sequence.output_tokens}"
                 window.open = not self._finish(sequence, "failed", f"{choices.failures[index]} ({place})")
+                self.runner.pool.erase(sequence.slot)  # its K and V may be no numbers
+                sequence.cached = 0
                 continue
             if choices.log_probabilities is not None:
                 sequence.log_probability = (sequence.log_probability or 0.0) + float(

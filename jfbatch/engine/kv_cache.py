@@ -7,10 +7,14 @@ which the pool never sees; sharing a prefix is copying it from one slot to anoth
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 GROWTH = 32
+# Buffers are this much larger than needed, so that most growth touches no new memory.
+HEADROOM = 1.25
 
 
 def rounded_length(length: int) -> int:
@@ -18,12 +22,26 @@ def rounded_length(length: int) -> int:
     return -(-max(length, 1) // GROWTH) * GROWTH
 
 
+@dataclass
+class _Storage:
+    """One layer's K or V: a view of the first bytes of a flat buffer."""
+
+    heads: int
+    head_dim: int
+    buffer: Tensor
+    view: Tensor  # [slot, kv head, length, head dim]
+
+
 class SlotPool:
     """KV storage for `slots` rows of up to `length` tokens.
 
     Layers are allocated when first written, from the shapes that the model hands over, so the pool
-    knows nothing of architectures. Storage is zeroed once: what is masked is still multiplied, and
-    NaN times zero is NaN.
+    knows nothing of architectures. What is masked is still multiplied, and NaN times zero is NaN:
+    storage is zeroed when allocated and holds finite numbers ever after (`erase` is for the row
+    whose model went wrong).
+
+    Resizing lays a layer out anew in a spare buffer and makes its old buffer the spare of the next
+    layer, so that no memory is returned to the system and faulted in again.
     """
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
@@ -31,18 +49,18 @@ class SlotPool:
         self.dtype = dtype
         self.slots = 0
         self.length = 0
-        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
-        self._shapes: dict[int, tuple[int, int, int]] = {}  # layer -> kv heads, key dim, value dim
+        self._layers: dict[int, tuple[_Storage, _Storage]] = {}
+        self._spare = torch.zeros(0, dtype=dtype, device=device)
 
     @property
     def layer_count(self) -> int:
         """How many layers have written so far."""
-        return len(self._shapes)
+        return len(self._layers)
 
     @property
     def bytes_per_token(self) -> int:
         """Bytes of K and V that one token takes over all layers (0 before the first step)."""
-        width = sum(heads * (key_dim + value_dim) for heads, key_dim, value_dim in self._shapes.values())
+        width = sum(part.heads * part.head_dim for pair in self._layers.values() for part in pair)
         return width * self.dtype.itemsize
 
     def resize(self, slots: int, length: int) -> None:
@@ -50,34 +68,50 @@ class SlotPool:
         length = rounded_length(length)
         if (slots, length) == (self.slots, self.length):
             return
-        kept_slots, kept_length = min(slots, self.slots), min(length, self.length)
+        kept = (slice(min(slots, self.slots)), slice(None), slice(min(length, self.length)))
         self.slots, self.length = slots, length
-        for layer, (heads, key_dim, value_dim) in self._shapes.items():
-            old_keys, old_values = self._layers[layer]
-            keys, values = self._allocate(heads, key_dim), self._allocate(heads, value_dim)
-            keys[:kept_slots, :, :kept_length] = old_keys[:kept_slots, :, :kept_length]
-            values[:kept_slots, :, :kept_length] = old_values[:kept_slots, :, :kept_length]
-            self._layers[layer] = keys, values
+        for pair in self._layers.values():
+            for storage in pair:
+                buffer, view = self._laid_out(self._spare, storage.heads, storage.head_dim)
+                view[kept] = storage.view[kept]
+                self._spare, storage.buffer, storage.view = storage.buffer, buffer, view
 
     def layer(self, layer: int, heads: int, key_dim: int, value_dim: int) -> tuple[Tensor, Tensor]:
         """K and V of one layer, [slot, kv head, length, head dim], allocated on the first call."""
         if layer not in self._layers:
-            self._shapes[layer] = (heads, key_dim, value_dim)
-            self._layers[layer] = self._allocate(heads, key_dim), self._allocate(heads, value_dim)
-        return self._layers[layer]
+            empty = torch.zeros(0, dtype=self.dtype, device=self.device)
+            parts = [_Storage(heads, dim, *self._laid_out(empty, heads, dim)) for dim in (key_dim, value_dim)]
+            self._layers[layer] = (parts[0], parts[1])
+        keys, values = self._layers[layer]
+        return keys.view, values.view
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` tokens of one slot to another."""
-        for keys, values in self._layers.values():
-            keys[target, :, :length] = keys[source, :, :length]
-            values[target, :, :length] = values[source, :, :length]
+        for pair in self._layers.values():
+            for storage in pair:
+                storage.view[target, :, :length] = storage.view[source, :, :length]
+
+    def erase(self, slot: int) -> None:
+        """Zero a slot that may hold what is not a number, and every stale copy of it."""
+        self._spare.zero_()
+        for pair in self._layers.values():
+            for storage in pair:
+                storage.view[slot] = 0
+                storage.buffer[storage.view.numel() :] = 0
 
     def clear(self) -> None:
-        """Give the storage back; shapes stay known."""
+        """Give the memory back; shapes stay known."""
         self.slots = self.length = 0
-        for layer, (heads, key_dim, value_dim) in self._shapes.items():
-            self._layers[layer] = self._allocate(heads, key_dim), self._allocate(heads, value_dim)
+        self._spare = torch.zeros(0, dtype=self.dtype, device=self.device)
+        for pair in self._layers.values():
+            for storage in pair:
+                storage.buffer, storage.view = self._laid_out(self._spare, storage.heads, storage.head_dim)
 
-    def _allocate(self, heads: int, head_dim: int) -> Tensor:
+    def _laid_out(self, buffer: Tensor, heads: int, head_dim: int) -> tuple[Tensor, Tensor]:
+        """`buffer`, or a larger zeroed one, and its view as a layer of the pool's present size."""
         shape = (self.slots, heads, self.length, head_dim)
-        return torch.zeros(shape, dtype=self.dtype, device=self.device)
+        needed = self.slots * heads * self.length * head_dim
+        if buffer.numel() < needed:
+            room = int(needed * HEADROOM) if self.device.type == "cpu" else needed
+            buffer = torch.zeros(room, dtype=self.dtype, device=self.device)
+        return buffer, buffer[:needed].view(shape)

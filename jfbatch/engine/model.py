@@ -61,6 +61,8 @@ def check_model_name(name: str) -> None:
     if name == DEMO:
         demo_file()
         return
+    if not name.strip():
+        raise ModelError("no model is named; use demo, a directory, a hub name or a .gguf file")
     path = Path(name).expanduser()
     if name.lower().endswith(".gguf"):
         _check_gguf(path)

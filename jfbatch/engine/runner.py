@@ -172,6 +172,7 @@ class Runner:
                 raise ModelError(f"{self.architecture} cannot be run: {error}") from error
         return torch.stack(rows)
 
+    @torch.inference_mode()
     def _prove(self, reference: Tensor | None) -> None:
         """Run two probe rows packed, in two steps; compare with `reference` where there is one."""
         long, short = self._probe_ids()

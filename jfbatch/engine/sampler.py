@@ -16,6 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+# What the eight tokens of a mask byte get added to their logits: float32 [256, 8].
+_BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+_PENALTIES = np.where(_BITS == 1, np.float32(0), np.float32(-np.inf))
+
 
 @dataclass(frozen=True)
 class Draw:
@@ -62,12 +66,11 @@ def choose(
     A row whose allowed logits hold NaN, or whose mask allows nothing, is reported in `failures`;
     its token id means nothing.
     """
-    rows, width = logits.shape
     normalizers = torch.logsumexp(logits, dim=1) if with_log_probabilities else None
-    forbidden = forbidden_tokens(masks, width, logits.device)
-    logits.masked_fill_(forbidden, -torch.inf)
-    best, token_ids = logits.max(dim=1)
-    hot = [row for row in range(rows) if draws[row].temperature > 0]
+    forbid(logits, masks)
+    token_ids = _first_best(logits)
+    best = logits.gather(1, token_ids.unsqueeze(1)).squeeze(1)
+    hot = [row for row, draw in enumerate(draws) if draw.temperature > 0]
     if hot:
         token_ids[hot] = _sampled(logits[hot], [draws[row] for row in hot])
     log_probabilities = None
@@ -77,47 +80,47 @@ def choose(
     ids = token_ids.cpu().numpy()
     failures: dict[int, str] = {}
     for row in np.flatnonzero(~np.isfinite(best.cpu().numpy())):
-        fault = _explain(logits[row], ~forbidden[row])
-        if isinstance(fault, str):
-            failures[int(row)] = fault
-        else:
-            ids[row] = fault
+        allowed = np.flatnonzero(np.unpackbits(masks[row].view(np.uint8), bitorder="little"))
+        allowed = allowed[allowed < logits.shape[1]]
+        if not len(allowed):
+            failures[int(row)] = "the grammar allows no token of the model's vocabulary here"
+        elif bool(torch.isnan(best[row])):
+            failures[int(row)] = "the model gave logits that are not numbers"
+        else:  # every allowed token has probability 0: still, one of them comes next
+            ids[row] = allowed[0]
     return Choices(ids, log_probabilities, failures)
 
 
-def forbidden_tokens(masks: NDArray[np.uint32], width: int, device: torch.device) -> Tensor:
-    """bool [rows, width] on `device`: True where a token may not come next."""
-    packed = np.ascontiguousarray(~masks).view(np.uint8)
-    covered = masks.shape[1] * 32
-    if device.type == "cpu":
-        bits = torch.from_numpy(np.unpackbits(packed, axis=1, bitorder="little").view(np.bool_))
+def forbid(logits: Tensor, masks: NDArray[np.uint32]) -> None:
+    """Set the logits of tokens outside the masks to -inf, in place (NaN and +inf become NaN there).
+
+    Adding a penalty looked up per mask byte is ten times faster on a CPU than a masked fill.
+    """
+    width = logits.shape[1]
+    packed = np.ascontiguousarray(masks).view(np.uint8)
+    if logits.device.type == "cpu":
+        penalties = torch.from_numpy(_PENALTIES.take(packed, axis=0).reshape(len(masks), -1))
     else:  # the packed bits travel, the device unpacks them
-        shifts = torch.arange(8, dtype=torch.uint8, device=device)
-        words = torch.from_numpy(packed).to(device).unsqueeze(-1)
-        bits = ((words >> shifts) & 1).bool().flatten(1)
-    if covered >= width:
-        return bits[:, :width]
-    return torch.nn.functional.pad(bits, (0, width - covered), value=True)
+        table = torch.from_numpy(_PENALTIES).to(logits.device)
+        penalties = table[torch.from_numpy(packed).to(logits.device).int()].flatten(1)
+    covered = min(penalties.shape[1], width)
+    logits[:, :covered] += penalties[:, :covered]
+    logits[:, covered:] = -torch.inf
+
+
+def _first_best(logits: Tensor) -> Tensor:
+    """int64 [rows]: the first largest logit of each row, or a NaN. numpy's argmax is the fast one."""
+    if logits.device.type == "cpu":
+        return torch.from_numpy(logits.numpy().argmax(axis=1))
+    return logits.argmax(dim=1)
 
 
 def _sampled(logits: Tensor, draws: list[Draw]) -> Tensor:
     """Token ids [rows] drawn from softmax(logits / temperature); masked logits are -inf."""
     temperatures = torch.tensor([draw.temperature for draw in draws], device=logits.device)
-    best = logits.max(dim=1, keepdim=True).values
-    weights = torch.exp((logits - best) / temperatures.unsqueeze(1)).nan_to_num_(0.0)
-    cumulative = weights.double().cumsum_(dim=1)
+    scaled = (logits - logits.amax(dim=1, keepdim=True)) / temperatures.unsqueeze(1)
+    cumulative = torch.softmax(scaled, dim=1).double().cumsum_(dim=1)
     points = [uniform(draw.seed, draw.key, draw.position) for draw in draws]
     targets = torch.tensor(points, dtype=torch.float64, device=logits.device) * cumulative[:, -1]
     found = torch.searchsorted(cumulative, targets.unsqueeze(1), right=True).squeeze(1)
     return found.clamp_(max=logits.shape[1] - 1)
-
-
-def _explain(masked_logits: Tensor, allowed: Tensor) -> int | str:
-    """A token for a row whose best allowed logit is not finite, or why there is none."""
-    if not bool(allowed.any()):
-        return "the grammar allows no token of the model's vocabulary here"
-    if bool(torch.isnan(masked_logits).any()):
-        return "the model gave NaN logits"
-    # +inf or, for every allowed token, -inf: still an order, in which the first best one wins.
-    best = masked_logits.max()
-    return int(((masked_logits == best) & allowed).nonzero()[0, 0])

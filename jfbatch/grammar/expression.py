@@ -149,12 +149,19 @@ def sequence(*parts: Expression) -> Expression:
 
 
 def choice(*parts: Expression) -> Expression:
-    """`Choice`, flattened, doubles removed, NOTHING dropped; a single part stands for itself."""
-    flat: dict[Expression, None] = {}
+    """`Choice`, flattened, doubles removed, NOTHING dropped; a single part stands for itself.
+
+    Doubles of composite parts are known by identity: hashing whole trees at every level is quadratic.
+    """
+    flat: list[Expression] = []
+    seen: set[Expression | int] = set()
     for part in parts:
         for piece in part.parts if isinstance(part, Choice) else (part,):
-            flat[piece] = None
-    return next(iter(flat)) if len(flat) == 1 else Choice(tuple(flat))
+            key = piece if isinstance(piece, Literal | ByteSet | Reference) else id(piece)
+            if key not in seen:
+                seen.add(key)
+                flat.append(piece)
+    return flat[0] if len(flat) == 1 else Choice(tuple(flat))
 
 
 def optional(inner: Expression) -> Expression:

@@ -66,14 +66,14 @@ class Grammar:
         lets them through wherever the specification does. Raises UnsupportedSchema.
         """
         compiled = schema_to_rules(schema, style=style, objects=objects, strict=strict)
-        program = compile_program(compiled.rules, dfa_of, JSON_CHARACTER)
+        program = _program(compiled.rules, vocabulary)
         return Grammar(program, vocabulary, compiled.unenforced, compiled.warnings)
 
     @staticmethod
     def from_regex(pattern: str, vocabulary: Vocabulary) -> Grammar:
         """The texts that Python's re.fullmatch(pattern, text) accepts, as UTF-8. Raises InvalidGrammar."""
         expression = regex_to_expression(pattern, dialect="python", alphabet=RAW_UTF8)
-        return Grammar(compile_program(RuleSet(expression), dfa_of), vocabulary)
+        return Grammar(_program(RuleSet(expression), vocabulary), vocabulary)
 
     @staticmethod
     def from_choice(choices: Iterable[str], vocabulary: Vocabulary) -> Grammar:
@@ -81,7 +81,7 @@ class Grammar:
         texts = [expressions.literal(text) for text in choices]
         if not texts:
             raise InvalidGrammar("a choice needs at least one text")
-        return Grammar(compile_program(RuleSet(expressions.choice(*texts)), dfa_of), vocabulary)
+        return Grammar(_program(RuleSet(expressions.choice(*texts)), vocabulary), vocabulary)
 
     @staticmethod
     def from_pattern(
@@ -116,6 +116,10 @@ class Grammar:
         if found is None:
             found = self._last[state] = self.automaton.is_last(state)
         return found
+
+
+def _program(rules: RuleSet, vocabulary: Vocabulary) -> Program:
+    return compile_program(rules, dfa_of, JSON_CHARACTER, vocabulary.unwritten_bytes)
 
 
 class AutomatonMatcher:

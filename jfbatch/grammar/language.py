@@ -20,6 +20,7 @@ from jfbatch.grammar.deadline import check_deadline
 from jfbatch.grammar.expression import (
     Choice,
     Difference,
+    ExplicitAutomaton,
     Expression,
     Intersection,
     Reference,
@@ -104,7 +105,25 @@ def _dfa(expression: Expression) -> Dfa:
             return result
         case Difference(include, exclude):
             return _product(_dfa(include), _dfa(exclude), exclude=True)
+        case ExplicitAutomaton(transitions, accepting):
+            return _tabulated(transitions, accepting)
     return _explored(expression)
+
+
+def _tabulated(transitions: tuple[tuple[tuple[int, int], ...], ...], accepting: tuple[bool, ...]) -> Dfa:
+    """An ExplicitAutomaton as a table."""
+    sets = list({bits for row in transitions for bits, _ in row})
+    packed = b"".join(bits.to_bytes(32, "little") for bits in sets) or bytes(32)
+    members = np.unpackbits(np.frombuffer(packed, np.uint8).reshape(-1, 32), axis=1, bitorder="little")
+    _, sample, class_of_byte = np.unique(members, axis=1, return_index=True, return_inverse=True)
+    classes_of_set = {bits: np.flatnonzero(members[index, sample]) for index, bits in enumerate(sets)}
+    table = np.full((len(transitions), len(sample)), -1, np.int32)
+    for state, row in enumerate(transitions):
+        for bits, target in row:
+            table[state, classes_of_set[bits]] = target
+    return _trimmed(
+        table, class_of_byte.reshape(256).astype(np.uint8), np.array(accepting, np.bool_), start=0
+    )
 
 
 def _explored(expression: Expression) -> Dfa:

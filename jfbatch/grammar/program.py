@@ -9,7 +9,7 @@ After R. Cox, "Regular Expression Matching: the Virtual Machine Approach" (2009)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ from jfbatch.grammar.expression import (
     ByteSet,
     Choice,
     Difference,
+    ExplicitAutomaton,
     Expression,
     Intersection,
     Literal,
@@ -81,15 +82,19 @@ class Program:
 
 
 def compile_program(
-    grammar: RuleSet, leaf: LeafCompiler | None = None, free_character: Expression | None = None
+    grammar: RuleSet,
+    leaf: LeafCompiler | None = None,
+    free_character: Expression | None = None,
+    absent_bytes: Iterable[int] = (),
 ) -> Program:
     """Compile a rule set.
 
     `leaf` turns an Intersection or Difference into an explicit automaton (`language.Dfa`).
     `free_character` is the expression of one unconstrained character; repeats of it are marked.
+    `absent_bytes` cannot be written (no token has them): texts with them are left out.
     Raises InvalidGrammar if nothing matches, GrammarTooLarge past MAX_INSTRUCTIONS.
     """
-    return _Compilation(grammar, leaf, free_character).program()
+    return _Compilation(grammar, leaf, free_character, absent_bytes).program()
 
 
 @dataclass
@@ -104,7 +109,11 @@ class _Compilation:
     """One compilation, backwards: every piece is compiled with the address of what follows it."""
 
     def __init__(
-        self, grammar: RuleSet, leaf: LeafCompiler | None, free_character: Expression | None
+        self,
+        grammar: RuleSet,
+        leaf: LeafCompiler | None,
+        free_character: Expression | None,
+        absent_bytes: Iterable[int],
     ) -> None:
         self.grammar = grammar
         self.free_character = free_character
@@ -121,7 +130,7 @@ class _Compilation:
         self.leaves: list[tuple[int, Any]] = []  # (first instruction, Dfa)
         self.entries: dict[Hashable, int] = {}  # rule name or shared expression -> its entry
         self.pending: list[tuple[int, Expression]] = []
-        self.facts = _Analysis(grammar, leaf)
+        self.facts = _Analysis(grammar, leaf, absent_bytes)
 
     def program(self) -> Program:
         match = self.emit(machine.MATCH)
@@ -159,7 +168,7 @@ class _Compilation:
                     after = self.emit(machine.BYTE, self.byte_set(1 << byte), after, loop=loop)
                 return after
             case ByteSet(bits):
-                return self.emit(machine.BYTE, self.byte_set(bits), after, loop=loop)
+                return self.emit(machine.BYTE, self.byte_set(bits & ~self.facts.absent), after, loop=loop)
             case Sequence(parts):
                 if self.facts.shared(expression):
                     return self.call(id(expression), expression, after, loop)
@@ -176,7 +185,7 @@ class _Compilation:
                 return self.compile_repeat(inner, low, high, after, loop)
             case Reference(name):
                 return self.call(("rule", name), self.facts.rule(name), after, loop)
-            case Intersection() | Difference():
+            case Intersection() | Difference() | ExplicitAutomaton():
                 return self.call(("leaf", expression), expression, after, loop)
         raise TypeError(f"not an expression: {expression!r}")
 
@@ -184,7 +193,7 @@ class _Compilation:
         """A call of a rule, or a jump where nothing is left to do after it."""
         entry = self.entries.get(key)
         if entry is None:
-            if isinstance(body, Intersection | Difference):
+            if isinstance(body, Intersection | Difference | ExplicitAutomaton):
                 entry = self.compile_leaf(body)
             else:
                 entry = self.emit(machine.JUMP)
@@ -244,7 +253,7 @@ class _Compilation:
         return self.emit(machine.SPLIT, first, len(entries), loop=loop)
 
     def compile_repeat(self, inner: Expression, low: int, high: int | None, after: int, loop: int) -> int:
-        while isinstance(inner, Repeat) and _is_one_repeat(inner, low):
+        while high != 0 and isinstance(inner, Repeat) and _is_one_repeat(inner, low):
             low *= inner.low
             high = None if high is None or inner.high is None else high * inner.high
             inner = inner.inner
@@ -342,9 +351,10 @@ class _Analysis:
 
     SHARE_FROM = 6  # a subexpression of this many nodes that stands in several places becomes a rule
 
-    def __init__(self, grammar: RuleSet, leaf: LeafCompiler | None) -> None:
+    def __init__(self, grammar: RuleSet, leaf: LeafCompiler | None, absent_bytes: Iterable[int]) -> None:
         self.rules = grammar.rules
         self.leaf = leaf
+        self.absent = ByteSet.of(absent_bytes).bits
         self.uses: dict[int, int] = {}
         self.sizes: dict[int, int] = {}
         self.known: dict[int, _Facts] = {}
@@ -370,6 +380,9 @@ class _Analysis:
         """The explicit automaton of a set operation."""
         if self.leaf is None:
             raise TypeError("set operations need a leaf compiler")
+        if self.absent:
+            written = Repeat(ByteSet(((1 << 256) - 1) & ~self.absent), 0, None)
+            expression = Intersection((expression, written))
         return self.leaf(expression, self.rule)
 
     def measure(self, expression: Expression) -> int:
@@ -406,7 +419,7 @@ class _Analysis:
         while changed:
             changed = False
             self.known.clear()
-            for name in self.reached:
+            for name in reversed(self.reached):  # the rules used come after those that use them
                 facts = self.of(self.rules[name])
                 if facts != self.rule_facts[name]:
                     self.rule_facts[name] = facts
@@ -423,9 +436,10 @@ class _Analysis:
     def compute(self, expression: Expression) -> _Facts:
         match expression:
             case Literal(data):
-                return _Facts(True, not data)
+                written = not self.absent or not any(self.absent >> byte & 1 for byte in data)
+                return _Facts(written, not data)
             case ByteSet(bits):
-                return _Facts(bits != 0, False)
+                return _Facts(bits & ~self.absent != 0, False)
             case Sequence(parts):
                 facts = [self.of(part) for part in parts]
                 productive = all(fact.productive for fact in facts)

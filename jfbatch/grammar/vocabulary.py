@@ -158,6 +158,11 @@ class Vocabulary:
         """
         return frozenset(range(256)) - {text[0] for text in self.token_bytes if text and len(text) == 1}
 
+    @cached_property
+    def unwritten_bytes(self) -> frozenset[int]:
+        """The bytes that no token holds at all: no output can ever have them."""
+        return frozenset(range(256)) - frozenset(b"".join(text for text in self.token_bytes if text))
+
     def decode(self, token_ids: Iterable[int]) -> bytes:
         """The joined bytes of the ids; ids that are never content add nothing."""
         return b"".join(self.token_bytes[token_id] or b"" for token_id in token_ids)

@@ -57,9 +57,14 @@ class _DoesNotFit(Exception):
     """A value that its type cannot hold; the text says which type."""
 
 
-def column_type(schema: Any, arrow_dates: bool = False, path: str = "value") -> ColumnType:
-    """The type for a JSON Schema (an object, or true/false). `path` names the column in notes."""
-    return _Builder(schema, arrow_dates).build(schema, path, 0, ())
+def column_type(
+    schema: Any, arrow_dates: bool = False, open_objects: bool = False, path: str = "value"
+) -> ColumnType:
+    """The type for a JSON Schema (an object, or true/false). `path` names the column in notes.
+
+    `open_objects`: an object without additionalProperties may have other keys than the declared ones.
+    """
+    return _Builder(schema, arrow_dates, open_objects).build(schema, path, 0, ())
 
 
 def json_type() -> ColumnType:
@@ -68,8 +73,9 @@ def json_type() -> ColumnType:
 
 
 class _Builder:
-    def __init__(self, root: Any, arrow_dates: bool) -> None:
+    def __init__(self, root: Any, arrow_dates: bool, open_objects: bool) -> None:
         self._root = root
+        self._open = open_objects
         self._dates = arrow_dates
         self._leaves = 0
 
@@ -145,7 +151,7 @@ class _Builder:
 
     def _object(self, schema: dict[str, Any], path: str, depth: int, within: tuple[int, ...]) -> ColumnType:
         properties = schema.get("properties")
-        if not isinstance(properties, dict) or not properties or not _closed(schema, properties):
+        if not isinstance(properties, dict) or not properties or not _closed(schema, properties, self._open):
             return json_type()
         fields = []
         for name, inner in properties.items():
@@ -196,11 +202,14 @@ def _only_null(schema: Any) -> bool:
     )
 
 
-def _closed(schema: dict[str, Any], properties: dict[str, Any]) -> bool:
+def _closed(schema: dict[str, Any], properties: dict[str, Any], open_by_default: bool) -> bool:
     """Whether an object's keys are its declared properties and nothing else."""
-    if schema.get("patternProperties") or schema.get("additionalProperties", False) is not False:
+    if schema.get("patternProperties") or schema.get("additionalProperties", open_by_default) is not False:
         return False
-    if schema.get("unevaluatedProperties", False) is not False:
+    if (
+        schema.get("unevaluatedProperties", open_by_default and "additionalProperties" not in schema)
+        is not False
+    ):
         return False
     required = schema.get("required")
     if isinstance(required, list) and not set(map(str, required)) <= set(properties):

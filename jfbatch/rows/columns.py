@@ -31,7 +31,8 @@ class Columns:
     `pattern` is the one that all rows share, None where they differ. `flatten` lifts the value's top-level
     properties to columns of their own in place of `value`; a name that a fixed column has becomes
     "value.NAME". `keep` names input fields to carry along, as text: strings as they are, anything else as
-    JSON; a name that another column has becomes "input.NAME". `arrow_dates` types date, date-time and time.
+    JSON; a name that another column has becomes "input.NAME". `arrow_dates` types date, date-time and
+    time. `open_objects`: objects may have undeclared properties, and such objects are JSON text.
     """
 
     def __init__(
@@ -40,12 +41,13 @@ class Columns:
         flatten: bool = False,
         keep: Sequence[str] = (),
         arrow_dates: bool = False,
+        open_objects: bool = False,
     ) -> None:
         self.pattern = pattern
         self.keep = tuple(dict.fromkeys(keep))
         self.value_type: ColumnType | None = None
         if pattern is not None and pattern.kind == "schema":
-            self.value_type = column_type(pattern.schema, arrow_dates)
+            self.value_type = column_type(pattern.schema, arrow_dates, open_objects)
         lifted = self.value_type.fields if flatten and self.value_type else ()
         self.lifted = tuple(
             (name, f"value.{name}" if name in FIXED else name, inner) for name, inner in lifted

@@ -79,14 +79,18 @@ def greedy_by_generate(model: Any, prompt: list[int], count: int) -> list[int]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         output = model.generate(
-            torch.tensor([prompt]), max_new_tokens=count, do_sample=False, attention_mask=torch.ones(1, len(prompt))
+            torch.tensor([prompt]),
+            max_new_tokens=count,
+            do_sample=False,
+            attention_mask=torch.ones(1, len(prompt)),
         )
     return output[0, len(prompt) :].tolist()
 
 
 def greedy_by_engine(runner: Runner, rows: list[list[int]], count: int, **settings: Any) -> list[list[int]]:
     requests = [
-        Request(str(i), prompt, FreeMatcher(VOCABULARY, may_end=False), count) for i, prompt in enumerate(rows)
+        Request(str(i), prompt, FreeMatcher(VOCABULARY, may_end=False), count)
+        for i, prompt in enumerate(rows)
     ]
     engine = Engine(runner, NumberTokenization(VOCABULARY), EngineConfig(**settings))
     outputs = {done.key: done for done in engine.run(ListSource(requests))}

@@ -115,3 +115,11 @@ def test_equal_tokens_have_equal_bits_and_padding_is_never_allowed() -> None:
 def test_a_choice_without_texts_is_refused() -> None:
     with pytest.raises(InvalidGrammar):
         Grammar.from_choice([], VOCABULARY)
+
+
+def test_what_no_token_can_write_is_never_asked_for() -> None:
+    vocabulary = Vocabulary.from_tokens([b"a", b"c", b"x"], end_ids=[3], size=4)
+    matcher = Grammar.from_regex("a(b|c)|bx", vocabulary).matcher()
+    assert matcher.forced_bytes() == b"ac"
+    with pytest.raises(InvalidGrammar):
+        Grammar.from_choice(["b", "bx"], vocabulary)

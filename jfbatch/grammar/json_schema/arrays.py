@@ -117,16 +117,22 @@ class ArrayBuilder:
                 return NOTHING
         return self._positions(prefix, tail, low, high)
 
-    def _positions(self, prefix: list[Expression], tail: Expression, low: int, high: int | None) -> Expression:
+    def _positions(
+        self, prefix: list[Expression], tail: Expression, low: int, high: int | None
+    ) -> Expression:
         """The items after the opening bracket, and the closing one."""
         count = len(prefix)
         if not prefix:
             if high == 0:
                 return literal("]")
-            others = repeat(sequence(self.separator, tail), max(0, low - 1), None if high is None else high - 1)
+            others = repeat(
+                sequence(self.separator, tail), max(0, low - 1), None if high is None else high - 1
+            )
             some = sequence(self.opening, tail, others, self.close)
             return choice(literal("]"), some) if low == 0 else some
-        rest = repeat(sequence(self.separator, tail), max(0, low - count), None if high is None else high - count)
+        rest = repeat(
+            sequence(self.separator, tail), max(0, low - count), None if high is None else high - count
+        )
         following: Expression = sequence(rest, self.close)
         for index in range(count - 1, 0, -1):
             member = sequence(self.separator, prefix[index], following)
@@ -144,7 +150,7 @@ class ArrayBuilder:
             return False
         facts = self.facts
         length = len(alphabet) - 1
-        floor = max(facts.min_items, length)
+        floor = max(facts.min_items, length, 1)
         start = _State(0, (0,) * len(self.contains), frozenset())
         ways: dict[_State, list[tuple[Expression, _State]]] = {}
         pending = [start]
@@ -267,5 +273,3 @@ class _Kind:
     text: Expression
     answers: tuple[int, ...]
     value: Any
-
-

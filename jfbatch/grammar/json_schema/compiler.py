@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from jfbatch.errors import GrammarTooLarge, UnsupportedSchema
+from jfbatch.errors import GrammarTooLarge
 from jfbatch.grammar.expression import NOTHING, Expression, Reference, choice
 from jfbatch.grammar.json_schema.arrays import ArrayBuilder
 from jfbatch.grammar.json_schema.layout import Layout
@@ -47,7 +47,6 @@ class SchemaCompiler:
         self._expressions: dict[tuple[frozenset[Atom], int], Expression] = {}
         self._queue: deque[tuple[str, int, Shape, int]] = deque()
         self._count = 0
-        self._quiet: list[str] | None = None
 
     def compile(self) -> Expression:
         """The start expression; `rules` holds the rest."""
@@ -93,9 +92,9 @@ class SchemaCompiler:
         for name in (*shape.string.formats, *shape.string.not_formats):
             if not is_known_format(name):
                 self.warnings[f"format {name!r} is unknown and checks nothing"] = None
-        for label in excluded_left_over(self.merger, shape, shape.types & (ARRAY | OBJECT)):
+        for label in excluded_left_over(shape, shape.types & (ARRAY | OBJECT)):
             self.leave_to_check(label)
-        parts = scalar_expressions(shape)
+        parts = scalar_expressions(self.merger, shape, self.leave_to_check)
         for kind, word in ((ARRAY, "array"), (OBJECT, "object")):
             if shape.types & kind:
                 container = self._container(word, kind, shape, depth)
@@ -127,8 +126,7 @@ class SchemaCompiler:
                 continue
             if shape.types & ~(NULL | TRUE | FALSE):
                 return None
-            found += [value for bit, value in ((NULL, None), (TRUE, True), (FALSE, False)) if shape.types & bit]
+            found += [
+                value for bit, value in ((NULL, None), (TRUE, True), (FALSE, False)) if shape.types & bit
+            ]
         return found
-
-
-__all__ = ["SchemaCompiler", "UnsupportedSchema"]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def add_conditional(merger: Merger, node: SchemaNode, value: Any, branch: Branch) -> None:
     """(if and then) or (not if and else)."""
     condition, consequence, otherwise = conditional_parts(merger, node)
-    if consequence.schema is True and otherwise.schema is True:
+    if consequence.schema is True and otherwise.schema is True and not merger.observes_evaluation:
         return
     alternatives: list[Alternative] = [
         ((condition, True), (consequence, True)),
@@ -27,7 +27,8 @@ def add_conditional(merger: Merger, node: SchemaNode, value: Any, branch: Branch
 def conditional_parts(merger: Merger, node: SchemaNode) -> tuple[SchemaNode, SchemaNode, SchemaNode]:
     """The nodes of if, then and else; an absent then or else is true."""
     parts = [
-        merger.resolver.child(node, node.schema.get(keyword, True), keyword) for keyword in ("if", "then", "else")
+        merger.resolver.child(node, node.schema.get(keyword, True), keyword)
+        for keyword in ("if", "then", "else")
     ]
     return parts[0], parts[1], parts[2]
 
@@ -42,7 +43,13 @@ def add_dependencies(merger: Merger, node: SchemaNode, value: Any, branch: Branc
         if isinstance(dependency, list):
             _depend_on_names(node, "dependencies", name, dependency, branch)
         else:
-            _depend(node, "dependencies", name, [(merger.resolver.child(node, dependency, "dependencies", name), True)], branch)
+            _depend(
+                node,
+                "dependencies",
+                name,
+                [(merger.resolver.child(node, dependency, "dependencies", name), True)],
+                branch,
+            )
 
 
 def add_dependent_required(merger: Merger, node: SchemaNode, value: Any, branch: Branch) -> None:

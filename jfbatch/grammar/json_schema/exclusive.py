@@ -60,4 +60,4 @@ def _can_join(merger: Merger, branch: Branch, parts: tuple[SchemaNode, ...]) -> 
     conjunction = tuple((part, True) for part in parts)
     if len(parts) > 1 and merger.is_empty(conjunction):
         return False
-    return merger.is_possible(type(branch).of(conjunction, branch.shape.copy(), set(branch.visited)))
+    return merger.is_possible(type(branch).of(conjunction, branch.shape.copy(), set(branch.visited)), conjunction)

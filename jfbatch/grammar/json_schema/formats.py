@@ -15,6 +15,7 @@ from functools import lru_cache
 
 from jfbatch.grammar.expression import Expression
 from jfbatch.grammar.regex import JSON_STRING, Node, pattern_tree, tree_to_expression
+from jfbatch.grammar.regex.syntax import ANY, alternation, concatenation, conjunction, repetition
 
 # RFC 3339 sections 5.6 and 5.7 -------------------------------------------------------------------
 
@@ -70,15 +71,10 @@ _IPV6 = (
     rf"|(?:(?:{_H16}:){{0,5}}{_H16})?::{_H16}|(?:(?:{_H16}:){{0,6}}{_H16})?::)"
 )
 
-# RFC 5321 section 4.1.2: at most 64 characters before the @. RFC 6531 adds the characters beyond ASCII.
+# RFC 5321 section 4.1.2. RFC 6531 adds the characters beyond ASCII.
 _ATEXT = r"A-Za-z0-9!#$%&'*+/=?^_`{|}~\-"
-_QUOTED = r'"(?:[ !#-\[\]-~]|\\[ -~]){0,31}"'
+_QUOTED = r'"(?:[ !#-\[\]-~]|\\["\\]){0,31}"'
 _MAIL_LITERAL = rf"\[(?:{_IPV4}|IPv6:{_IPV6})\]"
-
-
-def _email(atext: str, hostname: str) -> str:
-    local = rf"(?=[^@]{{1,64}}@)[{atext}]+(?:\.[{atext}]+)*"
-    return rf"(?:{local}|{_QUOTED})@(?:{hostname}|{_MAIL_LITERAL})"
 
 
 # Letters that are themselves in IDNA 2008 (lower case, left to right, no context rules).
@@ -140,6 +136,20 @@ def _regex_source() -> str:
     return rf"{branch}(?:\|{branch})*"
 
 
+_MAX_LOCAL_PART = 64  # RFC 5321 section 4.5.3.1.1
+
+
+def _email_tree(atext: str, hostname: str) -> Node:
+    local = _tree(rf"[{atext}]+(?:\.[{atext}]+)*")
+    local = conjunction(local, repetition(ANY, 1, _MAX_LOCAL_PART))
+    return concatenation([alternation([local, _tree(_QUOTED)]), _tree(rf"@(?:{hostname}|{_MAIL_LITERAL})")])
+
+
+_EMAILS = {
+    "email": (_ATEXT, _HOSTNAME),
+    "idn-email": (_ATEXT + r"\u00a1-\u02ff\u0370-\u052f\u3041-\u30ff\u4e00-\u9fff", _IDN_HOSTNAME),
+}
+
 _URI_REFERENCE = _identifier("", "", absolute=False)
 
 _PATTERNS = {
@@ -147,8 +157,6 @@ _PATTERNS = {
     "time": _TIME,
     "date-time": rf"{_DATE}[Tt]{_TIME}",
     "duration": _DURATION,
-    "email": _email(_ATEXT, _HOSTNAME),
-    "idn-email": _email(_ATEXT + r"\u00a1-\u02ff\u0370-\u052f\u3041-\u30ff\u4e00-\u9fff", _IDN_HOSTNAME),
     "hostname": _HOSTNAME,
     "idn-hostname": _IDN_HOSTNAME,
     "ipv4": _IPV4,
@@ -175,14 +183,20 @@ _PATTERNS = {
     "byte": r"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?",
 }
 
-KNOWN_FORMATS = frozenset(_PATTERNS)
+KNOWN_FORMATS = frozenset(_PATTERNS) | frozenset(_EMAILS)
+
+
+def _tree(pattern: str) -> Node:
+    return pattern_tree(f"^(?:{pattern})$", "ecma")
 
 
 @lru_cache(maxsize=64)
 def format_tree(name: str) -> Node | None:
     """The texts of a format as a tree over characters; None if the format is an annotation only."""
+    if name in _EMAILS:
+        return _email_tree(*_EMAILS[name])
     pattern = _PATTERNS.get(name)
-    return None if pattern is None else pattern_tree(f"^(?:{pattern})$", "ecma")
+    return None if pattern is None else _tree(pattern)
 
 
 @lru_cache(maxsize=64)

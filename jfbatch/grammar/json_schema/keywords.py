@@ -6,6 +6,7 @@ patternProperties and additionalProperties, say) share one, called once under th
 
 from __future__ import annotations
 
+from itertools import combinations
 from typing import Any
 
 from jfbatch.grammar.json_schema.conditional import (
@@ -31,7 +32,11 @@ from jfbatch.grammar.json_schema.reading import (
 )
 from jfbatch.grammar.json_schema.resolve import Resolver, SchemaNode
 from jfbatch.grammar.json_schema.shape import Contains
-from jfbatch.grammar.json_schema.unevaluated import add_unevaluated_items, add_unevaluated_properties
+from jfbatch.grammar.json_schema.unevaluated import (
+    MOST_ALTERNATIVES,
+    add_unevaluated_items,
+    add_unevaluated_properties,
+)
 
 _GROUPS = {
     "patternProperties": "properties",
@@ -106,7 +111,14 @@ def _all_of(merger: Merger, node: SchemaNode, value: Any, branch: Branch) -> Non
 
 
 def _any_of(merger: Merger, node: SchemaNode, value: Any, branch: Branch) -> None:
-    alternatives: list[Alternative] = [((part, True),) for part in read_schemas(merger, node, "anyOf", value)]
+    parts = read_schemas(merger, node, "anyOf", value)
+    alternatives: list[Alternative] = [((part, True),) for part in parts]
+    if merger.observes_evaluation and len(parts) <= MOST_ALTERNATIVES:
+        alternatives = [
+            tuple((part, True) for part in together)
+            for size in range(1, len(parts) + 1)
+            for together in combinations(parts, size)
+        ]
     branch.split(f"#{node.path}: anyOf", alternatives)
 
 
@@ -137,15 +149,17 @@ def _multiple_of(merger: Merger, node: SchemaNode, value: Any, branch: Branch) -
 
 
 def _min_length(merger: Merger, node: SchemaNode, value: Any, branch: Branch) -> None:
-    branch.shape.min_length(read_count(node, "minLength", value))
+    branch.shape.min_length(read_count(node, "minLength", value), f"#{node.path}: minLength")
 
 
 def _max_length(merger: Merger, node: SchemaNode, value: Any, branch: Branch) -> None:
-    branch.shape.max_length(read_count(node, "maxLength", value))
+    branch.shape.max_length(read_count(node, "maxLength", value), f"#{node.path}: maxLength")
 
 
 def _pattern(merger: Merger, node: SchemaNode, value: Any, branch: Branch) -> None:
-    branch.shape.pattern(read_string(node, "pattern", value), True)
+    pattern = read_string(node, "pattern", value)
+    merger.patterns.setdefault(pattern, node.path)
+    branch.shape.pattern(pattern, True)
 
 
 def _format(merger: Merger, node: SchemaNode, value: Any, branch: Branch) -> None:

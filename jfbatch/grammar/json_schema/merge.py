@@ -17,6 +17,7 @@ from jfbatch.grammar.json_schema.resolve import Resolver, SchemaNode
 from jfbatch.grammar.json_schema.shape import (
     ANY_TYPE,
     OBJECT,
+    STRING,
     Atom,
     Conjunction,
     ItemScope,
@@ -149,8 +150,18 @@ class Merger:
         self._empty: dict[frozenset[Atom], bool] = {}
         self._shapes: dict[frozenset[Atom], list[Shape]] = {}
         self._emptiness_depth = 0
+        self._observes_evaluation: bool | None = None
+        self.patterns: dict[str, str] = {}
         self.property_scopes: dict[SchemaNode, PropertyScope] = {}
         self.item_scopes: dict[SchemaNode, ItemScope] = {}
+
+    @property
+    def observes_evaluation(self) -> bool:
+        """Whether the document asks anywhere what other keywords have evaluated."""
+        if self._observes_evaluation is None:
+            text = repr(self.resolver.document)
+            self._observes_evaluation = "'unevaluatedProperties'" in text or "'unevaluatedItems'" in text
+        return self._observes_evaluation
 
     def keywords(self, node: SchemaNode) -> tuple[str, ...]:
         """The keywords of a node that constrain anything in its draft, in the order written."""
@@ -222,7 +233,9 @@ class Merger:
                     parts = current.schema["allOf"]
                     if not isinstance(parts, list):
                         raise current.fail("allOf", "must be a list of schemas")
-                    below += [self.resolver.child(current, part, "allOf", str(i)) for i, part in enumerate(parts)]
+                    below += [
+                        self.resolver.child(current, part, "allOf", str(i)) for i, part in enumerate(parts)
+                    ]
                 else:
                     below.append(self.resolver.reference(current, keyword))
             pending.extend(reversed(below))
@@ -384,7 +397,8 @@ class Merger:
 
     def _may_hold(self, branch: Branch, node: SchemaNode) -> bool:
         visited = branch.visited - {(node, False)}
-        return self.is_possible(Branch.of(((node, True),), branch.shape.copy(), visited))
+        parts = ((node, True),)
+        return self.is_possible(Branch.of(parts, branch.shape.copy(), visited), parts)
 
     # Emptiness: whether a conjunction provably has no instance. False means "not proven".
 
@@ -410,29 +424,36 @@ class Merger:
             self._empty[key] = found
         return found
 
-    def is_possible(self, branch: Branch) -> bool:
-        """Whether a branch may have an instance; False is proven."""
+    def is_possible(self, branch: Branch, parts: Conjunction) -> bool:
+        """Whether a branch to which `parts` have been added may have an instance; False is proven.
+
+        Candidate values are held against the parts only: what else the branch has read may contain the
+        very split that asks.
+        """
         if self._emptiness_depth >= 4:
             return True
         self._emptiness_depth += 1
         try:
             shapes = self.expand(branch)
-            together = tuple(branch.visited)
-            return not all(self.shape_is_empty(shape, together) for shape in shapes)
+            return not all(self.shape_is_empty(shape, parts) for shape in shapes)
         finally:
             self._emptiness_depth -= 1
 
     def shape_is_empty(self, shape: Shape, conjunction: Conjunction) -> bool:
         """Whether no value provably has this shape; `conjunction` is what it was made from."""
-        from jfbatch.grammar.json_schema.values import remaining_values
+        from jfbatch.grammar.json_schema.values import remaining_values, strings_are_empty
 
         if shape.values is not None:
             return not remaining_values(self, shape, conjunction)
+        if shape.types == STRING:
+            excluded = tuple(value for value, _ in shape.excluded if isinstance(value, str))
+            return strings_are_empty(shape.string, excluded)
         return not shape.types
 
     def _contradicts_by_properties(self, shape: Shape) -> bool:
         """Take away the object type where a required property can have no value; True if nothing is left."""
         from jfbatch.grammar.json_schema.objects import property_conjunction
+
         if not shape.types & OBJECT or not shape.object.required or not shape.object.scopes:
             return False
         if self._emptiness_depth >= 4:

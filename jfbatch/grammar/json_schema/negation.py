@@ -186,7 +186,9 @@ def _at_most(keyword: str, opposite: str, mask: int, labelled: bool = False) -> 
 
 
 def _pattern(merger: Merger, node: SchemaNode, value: Any) -> list[Alternative]:
-    return [_of(STRING, _fact("pattern", read_string(node, "pattern", value), False))]
+    pattern = read_string(node, "pattern", value)
+    merger.patterns.setdefault(pattern, node.path)
+    return [_of(STRING, _fact("pattern", pattern, False))]
 
 
 def _format(merger: Merger, node: SchemaNode, value: Any) -> list[Alternative]:
@@ -245,7 +247,9 @@ def _properties(merger: Merger, node: SchemaNode, value: Any) -> list[Alternativ
     found: list[Alternative] = []
     for name, (child, positive) in scope.properties.items():
         if child.schema is not True:
-            found.append(_of(OBJECT, _fact("require", name), _fact("property_holds", name, (child, not positive))))
+            found.append(
+                _of(OBJECT, _fact("require", name), _fact("property_holds", name, (child, not positive)))
+            )
     for pattern, (child, positive) in scope.patterns:
         if child.schema is not True:
             label = f"#{node.path}: not patternProperties"
@@ -300,8 +304,8 @@ NEGATIVE: dict[str, NegativeKeyword] = {
     "exclusiveMinimum": _exclusive_minimum,
     "exclusiveMaximum": _exclusive_maximum,
     "multipleOf": _multiple_of,
-    "minLength": _at_least("minLength", "max_length", STRING),
-    "maxLength": _at_most("maxLength", "min_length", STRING),
+    "minLength": _at_least("minLength", "max_length", STRING, True),
+    "maxLength": _at_most("maxLength", "min_length", STRING, True),
     "pattern": _pattern,
     "format": _format,
     "items": _items,

@@ -1,27 +1,26 @@
 """JSON numbers within bounds and of a multiple, as expressions over their digits.
 
 Bounds compare digit by digit from the left, so a range is a small tree; all arithmetic is on
-integers, floats are taken by their shortest decimal spelling, and nothing is rounded.
+integers and decimals, floats are taken by their shortest spelling, and nothing is rounded. (Only an
+exclusive bound of a number keeps a distance of one double, so that no reader rounds onto it.)
 
 Integers are written in one way: no leading zero, no fraction, no exponent, no -0. Other numbers are
 written plainly (up to 40 digits before the point and 24 after it, more where a bound has more) or as
-d.ddde-07 with one digit before and at most 16 after the point, exponents -307 to 307, which takes in all
-that json.dumps writes for a finite double but -0.0 and those beyond 1e308 in size.
+d.ddde-07 with one digit before and at most 16 after the point, exponents -307 to 307. That takes in all
+that json.dumps writes for a finite double below 1e308 in size, but for -0.0.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal, Inexact, localcontext
 from functools import lru_cache
 
-from jfbatch.errors import GrammarTooLarge
 from jfbatch.grammar.expression import (
     EMPTY,
     NOTHING,
     ByteSet,
-    ExplicitAutomaton,
     Expression,
     Intersection,
     choice,
@@ -30,32 +29,40 @@ from jfbatch.grammar.expression import (
     repeat,
     sequence,
 )
+from jfbatch.grammar.json_schema.multiples import decimal_multiples, integer_multiples
 
 Number = int | float | Decimal
 
 MAX_INTEGER_DIGITS = 40
 MAX_FRACTION_DIGITS = 24
 SPARE_DIGITS = 17  # kept free behind the digits of a bound
+MAX_BOUND_FRACTION = 60  # digits of a bound after the point that plain numbers look at
 MAX_MANTISSA_DIGITS = 16  # after the point, with an exponent
 MAX_EXPONENT = 307
-MAX_STEP_STATES = 200_000  # of the automaton of a multiple
 MAX_LISTED = 1_000  # multiples in a range that are simply listed
+MAX_NESTED_DIGITS = 60  # longer bounds are compared by alternatives side by side
 
 DIGIT = ByteSet.span(0x30, 0x39)
 _NONZERO = ByteSet.span(0x31, 0x39)
 _MINUS = literal("-")
+_ZERO = literal("0")
+_POINT = literal(".")
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A bound: |value| = digits * 10**-scale."""
+    """A finite bound; `open` leaves the value itself out."""
 
     value: Decimal
-    exclusive: bool
+    open: bool
+
+
+FROM_ZERO = Bound(Decimal(0), False)
+ABOVE_ZERO = Bound(Decimal(0), True)
 
 
 def exact(number: Number) -> Decimal:
-    """A number as written: integers of any size, floats by their shortest spelling."""
+    """A number as JSON writes it: integers of any size, floats by their shortest spelling."""
     return number if isinstance(number, Decimal) else Decimal(repr(number))
 
 
@@ -67,22 +74,449 @@ def integer_expression(
     exclusive_maximum: Number | None = None,
     multiple_of: Number | None = None,
 ) -> Expression:
-    """The integers within the bounds that are multiples of `multiple_of`, in decimal.
+    """The integers within the bounds that are multiples of `multiple_of` (which is not 0).
 
-    A side without a bound has up to 40 digits (more if the other bound has). NOTHING, or an expression
-    that matches nothing, if there is no such integer. Raises GrammarTooLarge for a step whose residues
-    are too many.
+    A side without a bound, or with one beyond 40 digits, has up to 40 digits (more if the other side
+    has). NOTHING, or an expression that matches nothing, if there is no such integer. Raises
+    GrammarTooLarge for a step with too many residues.
     """
-    low, high = _integer_bounds(
-        _tightest(minimum, exclusive_minimum, upper=False), _tightest(maximum, exclusive_maximum, upper=True)
-    )
-    if low is not None and high is not None and low > high:
+    lower = _tightest(minimum, exclusive_minimum, upper=False)
+    upper = _tightest(maximum, exclusive_maximum, upper=True)
+    if lower is _NEVER or upper is _NEVER:
         return NOTHING
-    step = 1
-    if multiple_of is not None:
-        numerator, denominator = abs(exact(multiple_of)).as_integer_ratio()
-        if numerator == 0:
+    # n is a multiple of p/q in lowest terms exactly if it is one of p.
+    step = 1 if multiple_of is None else abs(exact(multiple_of)).as_integer_ratio()[0]
+    return _integers(
+        None if lower is None else _ceiling(lower), None if upper is None else _floor(upper), step
+    )
+
+
+def number_expression(
+    minimum: Number | None = None,
+    maximum: Number | None = None,
+    *,
+    exclusive_minimum: Number | None = None,
+    exclusive_maximum: Number | None = None,
+    multiple_of: Number | None = None,
+    exponents: bool = True,
+    every_spelling: bool = False,
+) -> Expression:
+    """The numbers within the bounds that are multiples of `multiple_of` (which is not 0).
+
+    Multiples are written without exponent, with no more fraction digits than the step has (an integer
+    also with ".0"); `every_spelling` adds those with any number of trailing zeros, for use in a
+    difference. `exponents` False leaves out the spellings with an exponent. NOTHING, or an expression
+    that matches nothing, if there is no such number. Raises GrammarTooLarge for a step with too many
+    residues.
+    """
+    lower = _tightest(minimum, exclusive_minimum, upper=False)
+    upper = _tightest(maximum, exclusive_maximum, upper=True)
+    if lower is _NEVER or upper is _NEVER:
+        return NOTHING
+    if multiple_of is None:
+        return _numbers(lower, upper, exponents)
+    return _multiples(lower, upper, abs(exact(multiple_of)), every_spelling)
+
+
+_NEVER = Bound(Decimal("inf"), True)
+
+
+def _tightest(closed: Number | None, opened: Number | None, upper: bool) -> Bound | None:
+    """The one bound that says both; None if there is none, _NEVER if no number is within."""
+    bounds = [
+        Bound(exact(value), is_open)
+        for value, is_open in ((closed, False), (opened, True))
+        if value is not None
+    ]
+    kept = []
+    for bound in bounds:
+        if bound.value.is_finite():
+            kept.append(bound)
+        elif bound.value.is_nan() or (bound.value > 0) != upper:
+            return _NEVER
+    if not kept:
+        return None
+    pick = min if upper else max
+    value = pick(bound.value for bound in kept)
+    return Bound(value, any(bound.open for bound in kept if bound.value == value))
+
+
+def _floor(bound: Bound) -> int:
+    """The largest integer within an upper bound."""
+    numerator, denominator = bound.value.as_integer_ratio()
+    floor = numerator // denominator
+    return floor - 1 if bound.open and denominator == 1 else floor
+
+
+def _ceiling(bound: Bound) -> int:
+    """The least integer within a lower bound."""
+    return -_floor(Bound(-bound.value, bound.open))
+
+
+# Integers
+
+
+@lru_cache(maxsize=512)
+def _integers(low: int | None, high: int | None, step: int) -> Expression:
+    if low is not None and high is not None:
+        low, high = -(-low // step) * step, high // step * step
+        if low > high:
             return NOTHING
-        step = numerator  # n is a multiple of p/q (in lowest terms) exactly if it is one of p
-        del denominator
-    return _integers(low, high, step)
+        if step > 1 and (high - low) // step < MAX_LISTED:
+            return choice(*(literal(str(value)) for value in range(low, high + 1, step)))
+    if step == 1:
+        return _signed_range(low, high)
+    positive, negative = integer_multiples(step)
+    by_sign = _by_sign(low, high, step, positive, _after_minus(negative))
+    if by_sign is not None:
+        return by_sign
+    return Intersection((_signed_range(low, high), choice(positive, _after_minus(negative))))
+
+
+def _by_sign(
+    low: int | None, high: int | None, step: int, from_zero: Expression, below_zero: Expression
+) -> Expression | None:
+    """The multiples of step within bounds that only say something about the sign, else None."""
+    if high is None:
+        if low is None:
+            return choice(from_zero, below_zero)
+        return from_zero if -step < low <= 0 else None
+    return below_zero if low is None and -step <= high < 0 else None
+
+
+def _signed_range(low: int | None, high: int | None) -> Expression:
+    parts: list[Expression] = []
+    if high is None or high >= 0:
+        parts.append(digit_range(max(low or 0, 0), high))
+    if low is None or low < 0:
+        least = 1 if high is None or high >= 0 else -high
+        parts.append(_after_minus(digit_range(least, None if low is None else -low)))
+    return choice(*parts)
+
+
+def _after_minus(magnitude: Expression) -> Expression:
+    return sequence(_MINUS, magnitude)
+
+
+def digit_range(low: int, high: int | None) -> Expression:
+    """The decimal numerals of low..high, 0 <= low, without leading zeros; high None is up to 40 digits."""
+    longest = max(MAX_INTEGER_DIGITS, len(str(low)) + 1)
+    if high is None or len(str(high)) > longest:
+        high = 10**longest - 1
+    if low > high:
+        return NOTHING
+    if low == 0:
+        return choice(_ZERO, digit_range(1, high)) if high else _ZERO
+    first, last = str(low), str(high)
+    if len(first) == len(last):
+        return _same_length(first, last)
+    parts: list[Expression] = []
+    shortest, longest = len(first), len(last)
+    if low > 10 ** (shortest - 1):
+        parts.append(_same_length(first, "9" * shortest))
+        shortest += 1
+    if high < 10**longest - 1:
+        parts.append(_same_length("1" + "0" * (longest - 1), last))
+        longest -= 1
+    if shortest <= longest:
+        parts.append(sequence(_NONZERO, repeat(DIGIT, shortest - 1, longest - 1)))
+    return choice(*parts)
+
+
+def _same_length(first: str, last: str) -> Expression:
+    """The digit strings between two of one length, by value."""
+    length = len(first)
+    if first == last:
+        return literal(first)
+    if first == "0" * length and last == "9" * length:
+        return repeat(DIGIT, length, length)
+    common = 0
+    while first[common] == last[common]:
+        common += 1
+    prefix, first, last = first[:common], first[common:], last[common:]
+    length -= common + 1
+    low, high = int(first[0]), int(last[0])
+    parts: list[Expression] = []
+    if first[1:].strip("0"):
+        parts.append(sequence(literal(first[0]), _one_sided(first[1:], upper=False)))
+        low += 1
+    if last[1:].strip("9"):
+        parts.append(sequence(literal(last[0]), _one_sided(last[1:], upper=True)))
+        high -= 1
+    if low <= high:
+        parts.append(sequence(_digits(low, high), repeat(DIGIT, length, length)))
+    return sequence(literal(prefix), choice(*parts))
+
+
+def _one_sided(bound: str, upper: bool) -> Expression:
+    """The digit strings as long as `bound` and at least (upper: at most) it."""
+    limit = "9" if upper else "0"
+    tight = len(bound.rstrip(limit))  # behind it every digit will do
+    sides = []  # by place: the digits that leave the bound for good
+    for place in range(tight):
+        digit = int(bound[place])
+        sides.append(_digits(0, digit - 1) if upper else _digits(digit + 1, 9))
+    ends = [repeat(DIGIT, len(bound) - place - 1, len(bound) - place - 1) for place in range(tight)]
+    rest = repeat(DIGIT, len(bound) - tight, len(bound) - tight)
+    if tight > MAX_NESTED_DIGITS:
+        options = [sequence(literal(bound[:place]), sides[place], ends[place]) for place in range(tight)]
+        return choice(sequence(literal(bound[:tight]), rest), *options)
+    for place in reversed(range(tight)):
+        rest = choice(sequence(literal(bound[place]), rest), sequence(sides[place], ends[place]))
+    return rest
+
+
+def _digits(low: int, high: int) -> Expression:
+    if low > high:
+        return NOTHING
+    return literal(str(low)) if low == high else ByteSet.span(0x30 + low, 0x30 + high)
+
+
+# Numbers
+
+
+@lru_cache(maxsize=512)
+def _numbers(lower: Bound | None, upper: Bound | None, exponents: bool) -> Expression:
+    parts: list[Expression] = []
+    for negative in (False, True):
+        if not negative:
+            low, high = lower, upper
+        else:
+            low = None if upper is None else Bound(-upper.value, upper.open)
+            high = None if lower is None else Bound(-lower.value, lower.open)
+        low, high = _as_double(low, upper=False), _as_double(high, upper=True)
+        if low is None or low.value < 0:
+            low = ABOVE_ZERO if negative else FROM_ZERO
+        elif low.value == 0 and negative:
+            low = ABOVE_ZERO  # there is no -0
+        if high is not None and (
+            high.value < low.value or (high.value == low.value and (high.open or low.open))
+        ):
+            continue
+        magnitude = choice(_plain(low, high), _scientific(low, high) if exponents else NOTHING)
+        parts.append(_after_minus(magnitude) if negative else magnitude)
+    return choice(*parts)
+
+
+def _as_double(bound: Bound | None, upper: bool) -> Bound | None:
+    """An open bound as the closed one at the nearest double within.
+
+    A validator that reads doubles would take what lies closer to the bound for the bound itself.
+    """
+    if bound is None or not bound.open or bound.value == 0 or abs(bound.value) >= 2**53:
+        return bound
+    inner = math.nextafter(float(bound.value), -math.inf if upper else math.inf)
+    return Bound(exact(inner), False)
+
+
+def _plain(low: Bound, high: Bound | None) -> Expression:
+    """The plain numerals from low >= 0 to high."""
+    low = _shortened(low, ROUND_CEILING)
+    if high is not None:
+        high = _shortened(high, ROUND_FLOOR)
+        if high.value < low.value:
+            return NOTHING
+    low_digits, low_fraction = _split(low)
+    longest = max(MAX_INTEGER_DIGITS, len(str(low_digits)) + 1)
+    if high is not None and high.value >= 10**longest:
+        high = None
+    high_digits, high_fraction = _split(high) if high is not None else (10**longest, None)
+    bounded = [fraction for fraction in (low_fraction, high_fraction) if fraction is not None]
+    most = max([MAX_FRACTION_DIGITS, *(len(fraction.digits) + SPARE_DIGITS for fraction in bounded)])
+    if low_digits == high_digits:
+        return sequence(literal(str(low_digits)), _with_fraction(low_fraction, high_fraction, most))
+    parts: list[Expression] = []
+    if low_fraction is not None:
+        parts.append(sequence(literal(str(low_digits)), _with_fraction(low_fraction, None, most)))
+        low_digits += 1
+    if high_fraction is not None:
+        parts.append(sequence(literal(str(high_digits)), _with_fraction(None, high_fraction, most)))
+    parts.append(sequence(digit_range(low_digits, high_digits - 1), _with_fraction(None, None, most)))
+    return choice(*parts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fraction:
+    """A bound on the digits after the point; the digits have no trailing zeros."""
+
+    digits: str
+    open: bool
+
+
+def _shortened(bound: Bound, rounding: str) -> Bound:
+    """A bound with at most MAX_BOUND_FRACTION digits after the point, moved inwards if it had more."""
+    exponent = bound.value.as_tuple().exponent
+    assert isinstance(exponent, int)
+    if -exponent <= MAX_BOUND_FRACTION:
+        return bound
+    with localcontext(Context(prec=max(400, bound.value.adjusted() + 100), rounding=rounding)) as context:
+        value = bound.value.quantize(Decimal(1).scaleb(-MAX_BOUND_FRACTION))
+        is_exact = not context.flags[Inexact]
+    return Bound(value, bound.open and is_exact)
+
+
+def _split(bound: Bound) -> tuple[int, _Fraction | None]:
+    """The integer part, and the bound on the fraction (None: any fraction of a lower bound will do)."""
+    whole, _, fraction = f"{bound.value:f}".partition(".")
+    digits = fraction.rstrip("0")
+    return int(whole), _Fraction(digits, bound.open)
+
+
+def _with_fraction(low: _Fraction | None, high: _Fraction | None, most: int) -> Expression:
+    """Nothing or a point and digits, such that the fraction is within the bounds."""
+    low = None if low is not None and not low.digits and not low.open else low
+    absent = EMPTY if _may_stop(low, high) else NOTHING
+    return choice(absent, sequence(_POINT, _fraction_digits(low, high, most, first=True)))
+
+
+def _may_stop(low: _Fraction | None, high: _Fraction | None) -> bool:
+    """Whether only zeros from here on are within the bounds."""
+    return low is None and (high is None or bool(high.digits) or not high.open)
+
+
+def _fraction_digits(low: _Fraction | None, high: _Fraction | None, most: int, first: bool) -> Expression:
+    """Up to `most` digits (first: at least one) such that what they say after the point is within."""
+    if low is not None and not low.digits and not low.open:
+        low = None
+    least = int(first)
+    if high is not None and not high.digits:
+        only_zeros = low is None and not high.open and most >= least
+        return repeat(_ZERO, least, most) if only_zeros else NOTHING
+    if low is None and high is None:
+        return repeat(DIGIT, least, most) if most >= least else NOTHING
+    if most == 0:
+        return EMPTY if _may_stop(low, high) and not first else NOTHING
+    if high is None and low is not None and not low.digits:
+        return sequence(repeat(_ZERO, 0, most - 1), _NONZERO, repeat(DIGIT, 0, most - 1))
+    low_digit = int(low.digits[:1] or "0") if low is not None else -1
+    high_digit = int(high.digits[:1]) if high is not None else 10
+    low_rest = _Fraction(low.digits[1:], low.open) if low is not None else None
+    high_rest = _Fraction(high.digits[1:], high.open) if high is not None else None
+    parts: list[Expression] = [EMPTY] if _may_stop(low, high) and not first else []
+    if low_digit == high_digit:
+        parts.append(
+            sequence(_digits(low_digit, low_digit), _fraction_digits(low_rest, high_rest, most - 1, False))
+        )
+        return choice(*parts)
+    if low is not None and low_digit < high_digit:
+        parts.append(
+            sequence(_digits(low_digit, low_digit), _fraction_digits(low_rest, None, most - 1, False))
+        )
+    if high is not None and low_digit < high_digit:
+        parts.append(
+            sequence(_digits(high_digit, high_digit), _fraction_digits(None, high_rest, most - 1, False))
+        )
+    between = _digits(low_digit + 1, high_digit - 1)
+    if between != NOTHING:
+        parts.append(sequence(between, repeat(DIGIT, 0, most - 1)))
+    return choice(*parts)
+
+
+def _scientific(low: Bound, high: Bound | None) -> Expression:
+    """The numerals d.ddde+dd from low >= 0 to high."""
+    low_exponent, low_mantissa = (-MAX_EXPONENT - 1, None) if low.value == 0 else _mantissa(low)
+    high_exponent, high_mantissa = (MAX_EXPONENT + 1, None)
+    if high is not None:
+        if high.value <= 0:
+            return NOTHING
+        high_exponent, high_mantissa = _mantissa(high)
+    if low_mantissa and high_mantissa and low_exponent == high_exponent:
+        return _with_exponent(low_mantissa, high_mantissa, low_exponent, high_exponent)
+    parts = [_with_exponent(None, None, low_exponent + 1, high_exponent - 1)]
+    if low_mantissa:
+        parts.append(_with_exponent(low_mantissa, None, low_exponent, low_exponent))
+    if high_mantissa:
+        parts.append(_with_exponent(None, high_mantissa, high_exponent, high_exponent))
+    return choice(*parts)
+
+
+def _mantissa(bound: Bound) -> tuple[int, Bound]:
+    exponent = bound.value.adjusted()
+    digits = bound.value.as_tuple().digits
+    return exponent, Bound(Decimal((0, digits, 1 - len(digits))), bound.open)
+
+
+def _with_exponent(low: Bound | None, high: Bound | None, first: int, last: int) -> Expression:
+    """Mantissas from low to high with any exponent of first..last."""
+    first, last = max(first, -MAX_EXPONENT), min(last, MAX_EXPONENT)
+    if first > last:
+        return NOTHING
+    low_digit, low_fraction = _split(low) if low else (1, None)
+    high_digit, high_fraction = _split(high) if high else (10, None)
+    most = MAX_MANTISSA_DIGITS
+    if low_digit == high_digit:
+        mantissa = sequence(literal(str(low_digit)), _with_fraction(low_fraction, high_fraction, most))
+    else:
+        parts: list[Expression] = []
+        if low_fraction is not None:
+            parts.append(sequence(literal(str(low_digit)), _with_fraction(low_fraction, None, most)))
+            low_digit += 1
+        if high_fraction is not None:
+            parts.append(sequence(literal(str(high_digit)), _with_fraction(None, high_fraction, most)))
+        between = _digits(low_digit, high_digit - 1)
+        if between != NOTHING:
+            parts.append(sequence(between, _with_fraction(None, None, most)))
+        mantissa = choice(*parts)
+    return sequence(mantissa, literal("e"), _exponents(first, last))
+
+
+def _exponents(first: int, last: int) -> Expression:
+    parts: list[Expression] = []
+    if last >= 0:
+        parts.append(sequence(optional(literal("+")), _exponent_digits(max(first, 0), last)))
+    if first < 0:
+        parts.append(_after_minus(_exponent_digits(max(1, -last), -first)))
+    return choice(*parts)
+
+
+def _exponent_digits(low: int, high: int) -> Expression:
+    """Numerals, those of one digit also with a zero before (as C and Python print them)."""
+    padded = sequence(_ZERO, _digits(low, min(high, 9)))
+    return choice(padded, digit_range(low, high))
+
+
+# Multiples
+
+
+@lru_cache(maxsize=512)
+def _multiples(lower: Bound | None, upper: Bound | None, step: Decimal, every_spelling: bool) -> Expression:
+    numerator, scale = _as_scaled(step)
+    least = None if lower is None else _ceiling(Bound(_times_power(lower.value, scale), lower.open))
+    most = None if upper is None else _floor(Bound(_times_power(upper.value, scale), upper.open))
+    if least is not None and most is not None:
+        least, most = -(-least // numerator) * numerator, most // numerator * numerator
+        if least > most:
+            return NOTHING
+        if (most - least) // numerator < MAX_LISTED and not every_spelling:
+            texts = [text for value in range(least, most + 1, numerator) for text in _spellings(value, scale)]
+            return choice(*map(literal, texts))
+    positive, negative = decimal_multiples(numerator, scale, every_spelling)
+    by_sign = _by_sign(least, most, numerator, positive, _after_minus(negative))
+    if by_sign is not None:
+        return by_sign
+    return Intersection((_numbers(lower, upper, False), choice(positive, _after_minus(negative))))
+
+
+def _as_scaled(step: Decimal) -> tuple[int, int]:
+    """(n, scale) with step = n / 10**scale and the least scale >= 0."""
+    sign, digits, exponent = step.as_tuple()
+    assert isinstance(exponent, int) and sign == 0
+    number = int("".join(map(str, digits)))
+    while exponent < 0 and number % 10 == 0:
+        number, exponent = number // 10, exponent + 1
+    return (number * 10**exponent, 0) if exponent >= 0 else (number, -exponent)
+
+
+def _times_power(value: Decimal, scale: int) -> Decimal:
+    sign, digits, exponent = value.as_tuple()
+    assert isinstance(exponent, int)
+    return Decimal((sign, digits, exponent + scale))
+
+
+def _spellings(value: int, scale: int) -> list[str]:
+    """value / 10**scale as json.dumps writes an int or a float (without exponent)."""
+    text = f"{_times_power(Decimal(value), -scale):f}"
+    if "." not in text:
+        return [text, text + ".0"] if value else ["0", "0.0"]
+    text = text.rstrip("0").rstrip(".")
+    return _spellings(int(text), 0) if "." not in text else [text]

@@ -347,8 +347,6 @@ class ObjectBuilder:
         return Intersection((key, allowed))
 
 
-
-
 _FIXED_START = re.compile(r"\^((?:[\w:/ @#,-]|\\[-./_:])*)(?=([*?{]?)(\$?))", re.ASCII)
 
 

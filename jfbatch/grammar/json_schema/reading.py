@@ -110,7 +110,9 @@ def item_scope(merger: Merger, node: SchemaNode) -> ItemScope:
         if "prefixItems" in schema and modern:
             if not isinstance(schema["prefixItems"], list):
                 raise node.fail("prefixItems", "must be a list of schemas")
-            prefix = [(child(node, s, "prefixItems", str(i)), True) for i, s in enumerate(schema["prefixItems"])]
+            prefix = [
+                (child(node, s, "prefixItems", str(i)), True) for i, s in enumerate(schema["prefixItems"])
+            ]
         items = schema.get("items")
         if isinstance(items, list):
             prefix = [(child(node, s, "items", str(i)), True) for i, s in enumerate(items)]

@@ -54,7 +54,9 @@ def draft_of(schema: Any, default: int, warnings: list[str]) -> int:
     named = schema.get("$schema") if isinstance(schema, dict) else None
     if not isinstance(named, str):
         return default
-    draft = DRAFTS.get(named.strip().rstrip("#").replace("https://json-schema.org/draft-", "http://json-schema.org/draft-"))
+    draft = DRAFTS.get(
+        named.strip().rstrip("#").replace("https://json-schema.org/draft-", "http://json-schema.org/draft-")
+    )
     if draft is None:
         warnings.append(f"#: $schema: {named!r} is not a known draft; read as {default}")
         return default
@@ -148,7 +150,9 @@ class Resolver:
             if base == self.root.base:
                 return self.node(schema, base, path, self.draft)
         if len(holders) > 1:
-            raise node.fail(keyword, f"{target!r} depends on the path taken; several resources have this anchor")
+            raise node.fail(
+                keyword, f"{target!r} depends on the path taken; several resources have this anchor"
+            )
         return found
 
     def _enter(self, schema: dict[str, Any], base: str, draft: int) -> tuple[str, int]:
@@ -171,7 +175,9 @@ class Resolver:
         fragment = unquote(fragment)
         resource = self._resource(address)
         if resource is None:
-            raise node.fail(keyword, f"{target!r} is outside this schema; remote references are never fetched")
+            raise node.fail(
+                keyword, f"{target!r} is outside this schema; remote references are never fetched"
+            )
         value, base, draft = resource
         if fragment and not fragment.startswith("/"):
             self._index()

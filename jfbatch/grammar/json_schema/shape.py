@@ -62,6 +62,16 @@ class StringFacts:
     not_patterns: tuple[str, ...] = ()
     formats: tuple[str, ...] = ()
     not_formats: tuple[str, ...] = ()
+    length_label: str = ""
+
+    @property
+    def has_length(self) -> bool:
+        return self.min_length > 0 or self.max_length is not None
+
+    @property
+    def conditions(self) -> int:
+        """How many patterns and formats there are to observe."""
+        return len(self.patterns) + len(self.not_patterns) + len(self.formats) + len(self.not_formats)
 
     @property
     def is_empty(self) -> bool:
@@ -245,13 +255,13 @@ class Shape:
 
     # strings
 
-    def min_length(self, length: int) -> None:
+    def min_length(self, length: int, label: str) -> None:
         if length > self.string.min_length:
-            self.string = replace(self.string, min_length=length)
+            self.string = replace(self.string, min_length=length, length_label=label)
 
-    def max_length(self, length: int) -> None:
+    def max_length(self, length: int, label: str) -> None:
         if self.string.max_length is None or length < self.string.max_length:
-            self.string = replace(self.string, max_length=length)
+            self.string = replace(self.string, max_length=length, length_label=label)
 
     def pattern(self, pattern: str, positive: bool) -> None:
         name = "patterns" if positive else "not_patterns"

@@ -15,6 +15,7 @@ from jfbatch.grammar.expression import (
     EMPTY,
     NOTHING,
     ByteSet,
+    Choice,
     Difference,
     Expression,
     Literal,
@@ -26,7 +27,6 @@ from jfbatch.grammar.expression import (
 from jfbatch.grammar.json_schema.formats import format_tree
 from jfbatch.grammar.regex import JSON_CHARACTER, JSON_STRING, Node, pattern_tree, tree_to_expression
 from jfbatch.grammar.regex.characters import (
-    ANY_CHARACTER,
     character_expression,
     complemented,
     normalised,
@@ -36,13 +36,11 @@ from jfbatch.grammar.regex.syntax import (
     ANY,
     ANY_TEXT,
     alternation,
-    concatenation,
     conjunction,
     repetition,
     subtraction,
 )
 from jfbatch.grammar.regex.syntax import NOTHING as NO_TEXT
-from jfbatch.grammar.regex.syntax import characters as character_set
 
 __all__ = [
     "JSON_CHARACTER",
@@ -175,7 +173,7 @@ def _outside(names: list[str], first: int, last: int, depth: int) -> Expression:
         taken.append(ord(character))
         onward.append(sequence(_spelled(character), _outside(names, first, end, depth + 1)))
         first = end
-    return choice(*parts, *_leaving(tuple(taken)), *onward)
+    return Choice((*parts, *_leaving(tuple(taken)), *onward))  # choice() would hash the whole tree below
 
 
 @lru_cache(maxsize=4096)

@@ -1,7 +1,8 @@
 """unevaluatedProperties and unevaluatedItems: what the subschemas applied in a branch left over.
 
-In one branch it is known which alternatives were taken, so what they describe is known too. Where
-alternatives of an anyOf may hold together, the split is made over every set of them (see `merge`).
+In one branch it is known which alternatives were taken, so what they describe is known too. As
+alternatives of an anyOf may hold together, its split is made over every set of them (see `keywords`);
+beside a longer anyOf the constraint is left to the check.
 """
 
 from __future__ import annotations
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
     from jfbatch.grammar.json_schema.merge import Alternative, Branch, Merger
 
 
+MOST_ALTERNATIVES = 5
+"""Alternatives of an anyOf of which every set is told apart."""
+
+
 def add_unevaluated_properties(merger: Merger, node: SchemaNode, value: Any, branch: Branch) -> None:
     from jfbatch.grammar.json_schema.merge import LATE, Fact, Split
 
@@ -26,6 +31,8 @@ def add_unevaluated_properties(merger: Merger, node: SchemaNode, value: Any, bra
         patterns: dict[str, Atom] = {}
         always: Atom = (merger.resolver.always, True)
         for part in _applied(merger, node, current):
+            if _has_long_any_of(merger, part):
+                return None
             if part is not node and "unevaluatedProperties" in merger.keywords(part):
                 return [()]
             if not _has(merger, part, ("properties", "patternProperties", "additionalProperties")):
@@ -50,6 +57,8 @@ def add_unevaluated_items(merger: Merger, node: SchemaNode, value: Any, branch: 
         length = 0
         for part in _applied(merger, node, current):
             keywords = merger.keywords(part)
+            if _has_long_any_of(merger, part):
+                return None
             if part is not node and "unevaluatedItems" in keywords:
                 return [()]
             if "contains" in keywords and part.draft >= 2020:
@@ -62,6 +71,10 @@ def add_unevaluated_items(merger: Merger, node: SchemaNode, value: Any, branch: 
         return [(Fact("items", (ItemScope((None,) * length, rest),)),)]
 
     branch.add_split(Split(f"#{node.path}: unevaluatedItems", ARRAY, (), expand, LATE))
+
+
+def _has_long_any_of(merger: Merger, node: SchemaNode) -> bool:
+    return "anyOf" in merger.keywords(node) and len(node.schema["anyOf"]) > MOST_ALTERNATIVES
 
 
 def _has(merger: Merger, node: SchemaNode, keywords: tuple[str, ...]) -> bool:
@@ -94,7 +107,9 @@ def _in_place(merger: Merger, node: SchemaNode) -> list[SchemaNode]:
             children += [resolver.child(node, part, keyword, str(index)) for index, part in enumerate(value)]
         elif keyword == "if":
             children += [
-                resolver.child(node, node.schema[name], name) for name in ("if", "then", "else") if name in node.schema
+                resolver.child(node, node.schema[name], name)
+                for name in ("if", "then", "else")
+                if name in node.schema
             ]
         elif keyword in ("dependentSchemas", "dependencies"):
             children += [

@@ -97,15 +97,22 @@ def _reference(name: str) -> Any:
 
 
 def _all_of(merger: Merger, node: SchemaNode, keyword: Any, value: Any, depth: int) -> bool:
-    return all(_satisfies(merger, part, value, depth) for part in read_schemas(merger, node, "allOf", keyword))
+    return all(
+        _satisfies(merger, part, value, depth) for part in read_schemas(merger, node, "allOf", keyword)
+    )
 
 
 def _any_of(merger: Merger, node: SchemaNode, keyword: Any, value: Any, depth: int) -> bool:
-    return any(_satisfies(merger, part, value, depth) for part in read_schemas(merger, node, "anyOf", keyword))
+    return any(
+        _satisfies(merger, part, value, depth) for part in read_schemas(merger, node, "anyOf", keyword)
+    )
 
 
 def _one_of(merger: Merger, node: SchemaNode, keyword: Any, value: Any, depth: int) -> bool:
-    return sum(_satisfies(merger, part, value, depth) for part in read_schemas(merger, node, "oneOf", keyword)) == 1
+    return (
+        sum(_satisfies(merger, part, value, depth) for part in read_schemas(merger, node, "oneOf", keyword))
+        == 1
+    )
 
 
 def _not(merger: Merger, node: SchemaNode, keyword: Any, value: Any, depth: int) -> bool:
@@ -128,7 +135,9 @@ def _dependencies(merger: Merger, node: SchemaNode, keyword: Any, value: Any, de
             names = [dependency] if isinstance(dependency, str) else dependency
             if not all(other in value for other in names):
                 return False
-        elif not _satisfies(merger, merger.resolver.child(node, dependency, "dependencies", name), value, depth):
+        elif not _satisfies(
+            merger, merger.resolver.child(node, dependency, "dependencies", name), value, depth
+        ):
             return False
     return True
 
@@ -239,13 +248,74 @@ def _property_names(merger: Merger, node: SchemaNode, keyword: Any, value: Any, 
     return all(_satisfies(merger, child, name, depth) for name in value)
 
 
-def _unevaluated(name: str, kind: type) -> Any:
-    def check(merger: Merger, node: SchemaNode, keyword: Any, value: Any, depth: int) -> bool:
-        if keyword is True or not isinstance(value, kind) or not value:
-            return True
-        raise node.fail(name, "beside an enum or const of objects or arrays")
+def _unevaluated_properties(merger: Merger, node: SchemaNode, keyword: Any, value: Any, depth: int) -> bool:
+    if not isinstance(value, dict):
+        return True
+    child = merger.resolver.child(node, keyword, "unevaluatedProperties")
+    done = _evaluated(merger, node, value, depth, "unevaluatedProperties")
+    return all(_satisfies(merger, child, value[name], depth) for name in value if name not in done)
 
-    return check
+
+def _unevaluated_items(merger: Merger, node: SchemaNode, keyword: Any, value: Any, depth: int) -> bool:
+    if not isinstance(value, list):
+        return True
+    child = merger.resolver.child(node, keyword, "unevaluatedItems")
+    done = _evaluated(merger, node, value, depth, "unevaluatedItems")
+    return all(_satisfies(merger, child, item, depth) for i, item in enumerate(value) if i not in done)
+
+
+def _evaluated(
+    merger: Merger, node: SchemaNode, value: Any, depth: int, without: str = ""
+) -> set[str] | set[int] | set[Any]:
+    """The names or indexes that a node and the subschemas it applies in place, where they hold, speak about."""
+    found: set[Any] = set()
+    for keyword in merger.keywords(node):
+        if keyword == without:
+            continue
+        if keyword in ("properties", "patternProperties", "additionalProperties") and isinstance(value, dict):
+            scope = property_scope(merger, node)
+            found |= {
+                name
+                for name in value
+                if name in scope.properties
+                or scope.additional is not None
+                or any(matches_pattern(pattern, name) for pattern, _ in scope.patterns)
+            }
+        elif keyword in ("items", "prefixItems", "additionalItems") and isinstance(value, list):
+            items = item_scope(merger, node)
+            found |= set(range(len(value) if items.rest is not None else len(items.prefix)))
+        elif keyword == "contains" and isinstance(value, list) and node.draft >= 2020:
+            child = merger.resolver.child(node, node.schema[keyword], keyword)
+            found |= {index for index, item in enumerate(value) if _satisfies(merger, child, item, depth)}
+        elif keyword in ("unevaluatedProperties", "unevaluatedItems"):
+            found |= set(value) if isinstance(value, dict) else set(range(len(value)))
+    for part in in_place_subschemas(merger, node, value):
+        if isinstance(part.schema, dict) and _satisfies(merger, part, value, depth + 1):
+            found |= _evaluated(merger, part, value, depth + 1)
+    return found
+
+
+def in_place_subschemas(merger: Merger, node: SchemaNode, value: Any) -> list[SchemaNode]:
+    """The subschemas that a node applies to the value itself; a `then` only where its `if` holds."""
+    children: list[SchemaNode] = []
+    child = merger.resolver.child
+    for keyword in merger.keywords(node):
+        content = node.schema[keyword]
+        if keyword in ("$ref", "$dynamicRef", "$recursiveRef"):
+            children.append(merger.resolver.reference(node, keyword))
+        elif keyword in ("allOf", "anyOf", "oneOf"):
+            children += [child(node, part, keyword, str(index)) for index, part in enumerate(content)]
+        elif keyword == "if":
+            condition, consequence, otherwise = conditional_parts(merger, node)
+            chosen = consequence if _satisfies(merger, condition, value, 0) else otherwise
+            children += [condition, chosen]
+        elif keyword in ("dependentSchemas", "dependencies") and isinstance(value, dict):
+            children += [
+                child(node, part, keyword, name)
+                for name, part in content.items()
+                if name in value and isinstance(part, (dict, bool))
+            ]
+    return children
 
 
 _CHECKS: dict[str, Any] = {
@@ -286,6 +356,6 @@ _CHECKS: dict[str, Any] = {
     "minProperties": _count(dict, "minProperties", True),
     "maxProperties": _count(dict, "maxProperties", False),
     "propertyNames": _property_names,
-    "unevaluatedItems": _unevaluated("unevaluatedItems", list),
-    "unevaluatedProperties": _unevaluated("unevaluatedProperties", dict),
+    "unevaluatedItems": _unevaluated_items,
+    "unevaluatedProperties": _unevaluated_properties,
 }

@@ -6,12 +6,26 @@ keyword have been dropped.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from decimal import Decimal
+from fractions import Fraction
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from jfbatch.errors import UnsupportedSchema
-from jfbatch.grammar.expression import NOTHING, Difference, Expression, Literal, choice, literal
+from jfbatch.errors import GrammarTooLarge, InvalidGrammar, UnsupportedSchema
+from jfbatch.grammar.expression import (
+    NOTHING,
+    Difference,
+    Expression,
+    Intersection,
+    Literal,
+    Sequence,
+    choice,
+    literal,
+)
 from jfbatch.grammar.json_schema import numbers, strings
-from jfbatch.grammar.json_schema.formats import format_expression
+from jfbatch.grammar.json_schema.formats import KNOWN_FORMATS
 from jfbatch.grammar.json_schema.shape import (
     FALSE,
     FRACTION,
@@ -25,17 +39,20 @@ from jfbatch.grammar.json_schema.shape import (
     Shape,
     StringFacts,
     type_of,
-    value_key,
 )
 from jfbatch.grammar.json_schema.validation import holds
+from jfbatch.grammar.language import dfa_of, is_empty
 
 if TYPE_CHECKING:
     from jfbatch.grammar.json_schema.layout import Layout
     from jfbatch.grammar.json_schema.merge import Merger
 
+WIDEST_LISTED_INTEGER = 10**16
+"""A float up to this size without a fraction is also written as an integer; json.dumps uses an exponent beyond."""
+
 
 def is_known_format(name: str) -> bool:
-    return format_expression(name) is not None
+    return name in KNOWN_FORMATS
 
 
 def remaining_values(merger: Merger, shape: Shape, conjunction: Conjunction) -> list[Any]:
@@ -44,17 +61,9 @@ def remaining_values(merger: Merger, shape: Shape, conjunction: Conjunction) -> 
     for value in shape.values or ():
         if not type_of(value) & shape.types:
             continue
-        if all(_holds_or_unknown(merger, shape, atom, value) for atom in conjunction):
+        if all(holds(merger, atom, value) for atom in conjunction):
             found.append(value)
     return found
-
-
-def _holds_or_unknown(merger: Merger, shape: Shape, atom: Any, value: Any) -> bool:
-    try:
-        return holds(merger, atom, value)
-    except UnsupportedSchema as error:
-        shape.unenforce(type_of(value), f"#{error.path}: {error.keyword}")
-        return True
 
 
 def value_texts(layout: Layout, value: Any, depth: int) -> list[Expression]:
@@ -62,7 +71,7 @@ def value_texts(layout: Layout, value: Any, depth: int) -> list[Expression]:
     if isinstance(value, str):
         return [Literal(strings.json_string_literal(value))]
     texts = [layout.dumps(value, depth)]
-    if isinstance(value, float) and value.is_integer() and abs(value) < 1e16:
+    if isinstance(value, float) and value.is_integer() and abs(value) < WIDEST_LISTED_INTEGER:
         texts.append(str(int(value)))
     return [Literal(text.encode("utf-8", "backslashreplace")) for text in texts]
 
@@ -72,15 +81,16 @@ def values_expression(layout: Layout, values: list[Any], depth: int) -> Expressi
     return choice(*(text for value in values for text in value_texts(layout, value, depth)))
 
 
-def scalar_expressions(shape: Shape) -> list[Expression]:
+def scalar_expressions(
+    merger: Merger, shape: Shape, leave_to_check: Callable[[str], None]
+) -> list[Expression]:
     """The texts of the null, boolean, number and string values of a shape."""
     found: list[Expression] = []
     if shape.types & STRING:
-        excluded = [value for value, _ in shape.excluded if isinstance(value, str)]
-        found.append(string_expression(shape.string, excluded))
+        found.append(_string_of_shape(merger, shape, leave_to_check))
     if shape.types & NUMBER:
-        excluded = [v for v, _ in shape.excluded if isinstance(v, (int, float)) and not isinstance(v, bool)]
-        found.append(number_expression(shape.types, shape.number, excluded))
+        barred = [v for v, _ in shape.excluded if isinstance(v, (int, float)) and not isinstance(v, bool)]
+        found.append(number_expression(shape.types, shape.number, barred))
     if shape.types & TRUE:
         found.append(literal("true"))
     if shape.types & FALSE:
@@ -90,66 +100,99 @@ def scalar_expressions(shape: Shape) -> list[Expression]:
     return found
 
 
-def string_expression(facts: StringFacts, excluded: list[Any]) -> Expression:
+def _string_of_shape(merger: Merger, shape: Shape, leave_to_check: Callable[[str], None]) -> Expression:
+    """The strings of a shape, or more: where the automaton of a pattern or format becomes too large, first
+    the length beside it is left to the check (the two multiply), then the pattern."""
+    facts = shape.string
+    excluded = tuple(value for value, _ in shape.excluded if isinstance(value, str))
+    path = next((merger.patterns[p] for p in (*facts.patterns, *facts.not_patterns) if p in merger.patterns), "")
+    try:
+        expression = string_expression(facts, excluded)
+        if not facts.conditions or _is_affordable(expression):
+            return expression
+        if facts.has_length:
+            leave_to_check(facts.length_label)
+            expression = string_expression(replace(facts, min_length=0, max_length=None), excluded)
+            if _is_affordable(expression):
+                return expression
+    except GrammarTooLarge:
+        pass
+    except InvalidGrammar as error:
+        raise UnsupportedSchema(path, "pattern", error.reason) from error
+    leave_to_check(f"#{path}: pattern")
+    return string_expression(StringFacts(facts.min_length, facts.max_length), excluded)
+
+
+def _is_affordable(expression: Expression) -> bool:
+    try:
+        for part in _set_operations(expression):
+            dfa_of(part)
+    except GrammarTooLarge:
+        return False
+    return True
+
+
+def _set_operations(expression: Expression) -> list[Expression]:
+    parts = expression.parts if isinstance(expression, Sequence) else (expression,)
+    return [part for part in parts if isinstance(part, (Intersection, Difference))]
+
+
+def string_expression(facts: StringFacts, excluded: tuple[str, ...] = ()) -> Expression:
     """A JSON string, quotes included."""
-    expression = strings.string_expression(
-        min_length=facts.min_length,
-        max_length=facts.max_length,
-        patterns=facts.patterns,
-        not_patterns=facts.not_patterns,
-        formats=tuple(name for name in facts.formats if is_known_format(name)),
-        not_formats=facts.not_formats,
+    return strings.string_expression(
+        facts.min_length,
+        facts.max_length,
+        facts.patterns,
+        facts.not_patterns,
+        facts.formats,
+        facts.not_formats,
+        excluded,
     )
-    if not excluded or expression == NOTHING:
-        return expression
-    return Difference(expression, choice(*(Literal(strings.json_string_literal(text)) for text in excluded)))
+
+
+@lru_cache(maxsize=1024)
+def strings_are_empty(facts: StringFacts, excluded: tuple[str, ...]) -> bool:
+    """Whether no string provably satisfies the facts; False where that takes too much to find out."""
+    if facts.conditions == 0 or (facts.conditions == 1 and not facts.has_length and not excluded):
+        return False
+    try:
+        return is_empty(string_expression(facts, excluded))
+    except InvalidGrammar:
+        return False
 
 
 def number_expression(types: int, facts: NumberFacts, excluded: list[int | float]) -> Expression:
     """A JSON number: integers only, any, or those that are not integers, as `types` says."""
+    bounds: dict[str, Any] = {}
+    if facts.lower is not None:
+        bounds["exclusive_minimum" if facts.lower[1] else "minimum"] = facts.lower[0]
+    if facts.upper is not None:
+        bounds["exclusive_maximum" if facts.upper[1] else "maximum"] = facts.upper[0]
+    if facts.multiple is not None:
+        bounds["multiple_of"] = _decimal(facts.multiple)
+    unwanted = [_decimal(step) for step in facts.not_multiples]
+    if types & NUMBER == FRACTION:
+        unwanted.append(Decimal(1))
     if types & NUMBER == INTEGER:
-        expression = _bounded(facts, integer=True)
+        expression = numbers.integer_expression(**bounds)
     else:
-        expression = _bounded(facts, integer=False)
-        if not types & INTEGER:
-            expression = _without(expression, [numbers.number_expression(multiple_of=1)])
+        # Multiples are recognised in plain decimals only, so those are all that may be written then.
+        expression = numbers.number_expression(**bounds, exponents=not unwanted)
     barred = [numbers.number_expression(minimum=value, maximum=value) for value in excluded]
-    barred += [numbers.number_expression(multiple_of=step) for step in facts.not_multiples]
-    return _without(expression, barred)
-
-
-def _without(expression: Expression, barred: list[Expression]) -> Expression:
+    barred += [numbers.number_expression(multiple_of=step, every_spelling=True) for step in unwanted]
     if not barred or expression == NOTHING:
         return expression
     return Difference(expression, choice(*barred))
 
 
-def _bounded(facts: NumberFacts, integer: bool) -> Expression:
-    lower, upper = facts.lower, facts.upper
-    make = numbers.integer_expression if integer else numbers.number_expression
-    return make(
-        minimum=lower[0] if lower and not lower[1] else None,
-        maximum=upper[0] if upper and not upper[1] else None,
-        exclusive_minimum=lower[0] if lower and lower[1] else None,
-        exclusive_maximum=upper[0] if upper and upper[1] else None,
-        multiple_of=facts.multiple,
-    )
+def _decimal(step: Fraction) -> Decimal:
+    """The same number in decimal; its denominator divides a power of ten, as it was read from JSON."""
+    places = 0
+    while 10**places % step.denominator:
+        places += 1
+    return Decimal(step.numerator * 10**places // step.denominator).scaleb(-places)
 
 
-def excluded_left_over(merger: Merger, shape: Shape, mask: int) -> list[str]:
+def excluded_left_over(shape: Shape, mask: int) -> list[str]:
     """The labels of excluded arrays or objects of the types in `mask`, which no expression can leave out."""
     return [label for value, label in shape.excluded if type_of(value) & mask]
-
-
-__all__ = [
-    "FRACTION",
-    "excluded_left_over",
-    "is_known_format",
-    "number_expression",
-    "remaining_values",
-    "scalar_expressions",
-    "string_expression",
-    "value_key",
-    "value_texts",
-    "values_expression",
-]

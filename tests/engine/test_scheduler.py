@@ -1,0 +1,164 @@
+"""Admission, prefill chunks, shared prefixes and slots."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jfbatch.engine.kv_cache import SlotPool
+from jfbatch.engine.scheduler import Planned, Scheduler, common_prefix
+from jfbatch.engine.sequence import Request, Sequence
+from tests.engine.matchers import FreeMatcher
+
+
+def pool() -> SlotPool:
+    made = SlotPool(torch.device("cpu"), torch.float32)
+    made.resize(1, 1)
+    made.layer(0, 1, 2, 2)
+    return made
+
+
+def scheduler(batch_size: int = 4, prefill_chunk: int = 10, kv_memory: int = 1 << 30) -> Scheduler:
+    return Scheduler(pool(), batch_size, prefill_chunk, kv_memory)
+
+
+def sequence(key: str, prompt: list[int], limit: int = 5) -> Sequence:
+    return Sequence(Request(key, prompt, FreeMatcher(1000), limit), limit)
+
+
+def run(planned: list[Planned]) -> None:
+    """As if the step had been computed: nothing is chosen yet."""
+    for part in planned:
+        part.sequence.cached += len(part.segment.token_ids)
+
+
+def keys(sequences: list[Sequence]) -> list[str]:
+    return [item.request.key for item in sequences]
+
+
+@given(st.lists(st.integers(0, 2)), st.lists(st.integers(0, 2)))
+def test_common_prefix(left: list[int], right: list[int]) -> None:
+    expected = 0
+    while expected < min(len(left), len(right)) and left[expected] == right[expected]:
+        expected += 1
+    assert common_prefix(left, right) == expected
+
+
+def test_rows_are_admitted_in_order_of_their_token_ids_whatever_their_arrival() -> None:
+    used = scheduler(batch_size=2)
+    used.add([sequence("c", [3]), sequence("a", [1])])
+    used.add([sequence("b", [2, 9])])
+    used.admit()
+    assert keys(used.running) == ["a", "b"]
+    assert keys(used.waiting) == ["c"]
+
+
+def test_prefill_is_cut_into_chunks_and_decoding_rows_are_never_held_up() -> None:
+    used = scheduler(prefill_chunk=10)
+    decoding = sequence("a", [1, 2, 3])
+    decoding.cached, decoding.sampled_tokens = 3, 1
+    decoding.append(7, b"x")
+    used.add([decoding, sequence("b", [5] * 14), sequence("c", [6] * 9)])
+    used.admit()
+    first = used.plan()
+    assert [(p.sequence.request.key, len(p.segment.token_ids), p.segment.logits) for p in first] == [
+        ("a", 1, 1),
+        ("b", 10, 0),
+    ]
+    run(first)
+    second = used.plan()
+    assert [(p.sequence.request.key, len(p.segment.token_ids), p.segment.logits) for p in second] == [
+        ("a", 1, 1),  # nothing was chosen for it: its last token is computed again
+        ("b", 4, 1),
+        ("c", 6, 0),
+    ]
+
+
+def test_drafts_get_logits_of_their_own() -> None:
+    used = scheduler()
+    row = sequence("a", [1, 2, 3])
+    row.set_drafts([8, 9])
+    used.add([row])
+    used.admit()
+    (planned,) = used.plan()
+    assert list(planned.segment.token_ids) == [1, 2, 3, 8, 9]
+    assert planned.segment.logits == 3
+
+
+def test_a_prefix_that_a_running_row_will_have_is_copied_not_computed() -> None:
+    used = scheduler(prefill_chunk=25)
+    shared = list(range(20))
+    used.add([sequence(key, [*shared, 100 + i, 7]) for i, key in enumerate("abc")])
+    used.admit()
+    first = used.plan()
+    assert keys([p.sequence for p in first]) == ["a"]
+    run(first)
+    slot = used.running[0].slot
+    used.pool.layer(0, 1, 2, 2)[0][slot].fill_(5)
+    second = used.plan()
+    assert {p.sequence.request.key: p.segment.start for p in second if p.sequence.request.key != "a"} == {
+        "b": 20,
+        "c": 20,
+    }
+    for other in used.running[1:]:
+        assert bool((used.pool.layer(0, 1, 2, 2)[0][other.slot, :, :20] == 5).all())
+    assert used.shared_tokens == 40
+
+
+def test_followers_compute_for_themselves_when_their_leader_is_gone() -> None:
+    used = scheduler(prefill_chunk=8)
+    shared = list(range(20))
+    used.add([sequence("a", [*shared, 1]), sequence("b", [*shared, 2])])
+    used.admit()
+    run(used.plan())
+    used.retire([used.running[0]])
+    (planned,) = used.plan()
+    assert (planned.sequence.request.key, planned.segment.start) == ("b", 0)
+
+
+def test_a_retired_row_leaves_its_prefix_to_the_next() -> None:
+    used = scheduler(batch_size=1, prefill_chunk=50)
+    shared = list(range(20))
+    used.add([sequence("a", [*shared, 1]), sequence("b", [*shared, 2])])
+    used.admit()
+    run(used.plan())
+    used.retire(used.running)
+    used.admit()
+    (planned,) = used.plan()
+    assert (planned.sequence.request.key, planned.segment.start) == ("b", 20)
+
+
+def test_kv_budget_counts_every_row_at_its_longest() -> None:
+    one = pool()
+    used = Scheduler(one, 8, 10, kv_memory=3 * 64 * one.bytes_per_token)
+    used.add([sequence(str(i), [i] * 30, limit=30) for i in range(5)])
+    used.admit()
+    assert len(used.running) == 3
+    used.retire(used.running[:1])
+    used.admit()
+    assert len(used.running) == 3
+
+
+def test_gaps_are_closed_once_nothing_waits() -> None:
+    used = scheduler(batch_size=4)
+    used.add([sequence(str(i), [i, i]) for i in range(4)])
+    used.admit()
+    run(used.plan())
+    keep = used.running[3]
+    storage = used.pool.layer(0, 1, 2, 2)[0]
+    storage[keep.slot, :, :2] = 9
+    used.retire(used.running[:3])
+    assert keep.slot == 0
+    assert bool((storage[0, :, :2] == 9).all())
+
+
+def test_the_pool_gives_length_back_when_long_rows_are_gone() -> None:
+    used = scheduler(prefill_chunk=1000)
+    used.add([sequence("long", [1] * 400), sequence("short", [2] * 10)])
+    used.admit()
+    run(used.plan())
+    assert used.pool.length >= 400
+    used.retire([used.running[0]])
+    used.plan()
+    assert used.pool.length == 32
