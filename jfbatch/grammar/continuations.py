@@ -31,7 +31,8 @@ from jfbatch.grammar.machine import (
 if TYPE_CHECKING:
     from jfbatch.grammar.program import Code
 
-FAR = np.int32(1 << 29)
+A_BYTE = np.int64(1 << 32)
+FAR = np.int64(1 << 61)
 
 
 @jit
@@ -71,10 +72,11 @@ def is_last(code: Code, store: Store, state: int) -> int:
 
 @jit
 def fill_distances(code: Code) -> None:
-    """Fewest bytes from each instruction to the end of its level, by relaxation to a fixpoint.
+    """The cheapest way from each instruction to the end of its level, by relaxation to a fixpoint.
 
-    A level is a loop body (ends at INCREMENT), a rule (RETURN) or the whole (MATCH). Instructions
-    mostly follow what they lead to, so ascending sweeps settle in a few rounds.
+    Cost is bytes first (A_BYTE each), then instructions run, so that a cheapest way never goes in
+    circles. A level is a loop body (ends at INCREMENT), a rule (RETURN) or the whole (MATCH).
+    Instructions mostly follow what they lead to, so ascending sweeps settle in a few rounds.
     """
     distance = code.distance
     distance[:] = FAR
@@ -83,26 +85,28 @@ def fill_distances(code: Code) -> None:
         changed = False
         for at in range(len(distance)):
             op = code.op[at]
-            best = np.int64(FAR)
+            best = FAR
             if op in (MATCH, RETURN, INCREMENT):
                 best = np.int64(0)
             elif op == BYTE:
-                best = np.int64(distance[code.y[at]]) + 1
+                best = distance[code.y[at]] + A_BYTE
             elif op == SPLIT:
                 for target in code.targets[code.x[at] : code.x[at] + code.y[at]]:
-                    best = min(best, np.int64(distance[target]))
+                    best = min(best, distance[target])
             elif op == JUMP:
-                best = np.int64(distance[code.x[at]])
+                best = distance[code.x[at]]
             elif op in (PUSH, LOOP):
-                loop = np.int64(code.x[at]) if op == PUSH else at
-                best = np.int64(distance[code.y[loop]])
-                if code.low[loop] > 0:
-                    best += np.int64(code.low[loop]) * np.int64(distance[code.x[loop]])
+                loop = np.int64(code.x[at]) if op == PUSH else np.int64(at)
+                best = distance[code.y[loop]] + np.int64(op == PUSH)
+                low = np.int64(code.low[loop])
+                if low > 0:
+                    body = distance[code.x[loop]] + 2
+                    best = min(best + low * body, FAR) if body < FAR // low else FAR
             elif op == CALL:
-                best = np.int64(distance[code.x[at]]) + np.int64(distance[code.y[at]])
+                best = distance[code.x[at]] + distance[code.y[at]]
             elif op == LEAF:
-                best = np.int64(code.low[at]) + np.int64(distance[code.y[at]])
-            best = min(best, np.int64(FAR))
+                best = np.int64(code.low[at]) * A_BYTE + distance[code.y[at]]
+            best = min(best + 1, FAR)
             if best < distance[at]:
                 distance[at] = best
                 changed = True
@@ -110,17 +114,17 @@ def fill_distances(code: Code) -> None:
 
 @jit
 def _thread_distance(code: Code, store: Store, thread: np.int64) -> np.int64:
-    """Fewest bytes from a thread to a complete text."""
+    """The cheapest way from a thread to a complete text (unit: see fill_distances)."""
     at = np.int64(thread >> 32)
     stack = np.int64(thread & 0xFFFFFFFF)
     total = np.int64(0)
     while True:
-        total += np.int64(code.distance[at])
+        total = min(total + code.distance[at], FAR)
         loop = np.int64(code.loop_of[at])
         if loop >= 0:
             rest = np.int64(code.low[loop]) - np.int64(store.value[stack]) - 1
             if rest > 0:
-                total += rest * np.int64(code.distance[code.x[loop]])
+                total = min(total + rest * (code.distance[code.x[loop]] + 2), FAR)
             at = np.int64(code.y[loop])
         elif stack == 0:
             return total
@@ -145,7 +149,7 @@ def _nearest_thread(code: Code, store: Store, state: int) -> np.int64:
 @jit
 def ending_length(code: Code, store: Store, state: int) -> int:
     """Length in bytes of a shortest completing text."""
-    return _thread_distance(code, store, _nearest_thread(code, store, state))
+    return _thread_distance(code, store, _nearest_thread(code, store, state)) // A_BYTE
 
 
 @jit

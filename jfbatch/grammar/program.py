@@ -45,7 +45,7 @@ class Code(NamedTuple):
 
     op, x, y, z       int32[n]   opcode and operands, see machine.py
     loop_of           int32[n]   the LOOP whose count is the top frame here, -1: a return address is
-    distance          int32[n]   fewest bytes from here to the end of this level (loop body or rule)
+    distance          int64[n]   cheapest way from here to the end of this level (continuations.py)
     low, high         int32[n]   bounds of a LOOP; high -1 is without end
     targets           int32[..]  what SPLITs lead to
     set_has           uint8[S,C] which byte classes belong to a byte set
@@ -61,7 +61,7 @@ class Code(NamedTuple):
     y: NDArray[np.int32]
     z: NDArray[np.int32]
     loop_of: NDArray[np.int32]
-    distance: NDArray[np.int32]
+    distance: NDArray[np.int64]
     low: NDArray[np.int32]
     high: NDArray[np.int32]
     targets: NDArray[np.int32]
@@ -320,7 +320,7 @@ class _Compilation:
             y=np.array(self.y, np.int32),
             z=np.array(self.z, np.int32),
             loop_of=np.array(self.loop_of, np.int32),
-            distance=np.zeros(len(self.op), np.int32),
+            distance=np.zeros(len(self.op), np.int64),
             low=np.array(self.low, np.int32),
             high=np.array(self.high, np.int32),
             targets=np.array(self.targets or [0], np.int32),
@@ -473,6 +473,8 @@ def _unshared(expression: Expression) -> Expression:
 
 def _is_one_repeat(inner: Repeat, low: int) -> bool:
     """Whether (x{l,h}){low,..} reaches every count from l*low on: no gap between k and k+1 rounds."""
+    if inner.high == 0:
+        return False
     if inner.high is None:
         return inner.low <= 1 or low >= 1
     return low * inner.high + 1 >= (low + 1) * inner.low

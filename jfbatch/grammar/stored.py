@@ -29,6 +29,7 @@ _CODE_TYPES = {
     "class_of_byte": np.uint8,
     "class_byte": np.uint8,
     "free": np.uint8,
+    "distance": np.int64,
 }
 _STATE_TYPES = {
     "rows": np.int32,

@@ -3,7 +3,7 @@
 The type follows from the schema alone, never from values, so an all-null column has its type and every
 table of one job has the same. What Arrow cannot type (recursion, free objects, mixed unions) is JSON text.
 
-The rules, which docs/columns.md states for users:
+The rules:
 * an object with declared properties and nothing else allowed is a struct, in the schema's order; an object
   that may have other keys (patternProperties, additionalProperties true or a schema, required names that
   are not declared, combinators that bring properties) is JSON text;

@@ -52,10 +52,11 @@ class FinishedRows:
         """Sorts what was added; `find` answers for that."""
         if not self._pieces:
             return
-        records = np.concatenate([piece[0] for piece in self._pieces])
-        sources = np.concatenate([piece[1] for piece in self._pieces])
-        rows = np.concatenate([piece[2] for piece in self._pieces])
-        self._pieces = []
+        pieces, self._pieces = self._pieces, []
+        if len(pieces) > 1:
+            columns = [np.concatenate(column) for column in zip(*pieces, strict=True)]
+            pieces = [(columns[0], columns[1], columns[2])]
+        records, sources, rows = pieces.pop()
         # lexsort is stable: equal keys stay in the order of writing, and the last of each is kept.
         order = np.lexsort((records["key"][:, 1], records["key"][:, 0]))
         keys = records["key"][order]

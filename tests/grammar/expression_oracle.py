@@ -22,7 +22,6 @@ from jfbatch.grammar.expression import (
     Sequence,
 )
 
-
 Rows = tuple[tuple[tuple[int, int], ...], ...]
 
 

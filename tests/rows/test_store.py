@@ -267,6 +267,21 @@ def test_openai_results(tmp_path: Path) -> None:
     assert lines[1]["response"]["body"]["choices"] == good["response"]["body"]["choices"]
 
 
+def test_json_lines_keep_a_value_s_exact_text(tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    texts = ['{\n  "length": 1.50,\n  "echo": "a\\nb"\n}', '{"length": 123456789012345678901234567890}']
+    with open_store(output) as store:
+        for index, text in enumerate(texts):
+            row = Row(index, f"f:{index}", index, f"id:{index}", bytes(16), pattern=PATTERN)
+            store.contains(row)
+            store.add(RowResult.of(row, "ok", text=text))
+        store.finish()
+    lines = output.read_text().splitlines()
+    assert len(lines) == 2 and '"length": 1.50' in lines[0] and texts[1] in lines[1]
+    assert [json.loads(line)["value"] for line in lines] == [json.loads(text) for text in texts]
+    assert [json.loads(line)["text"] for line in lines] == texts
+
+
 @pytest.mark.parametrize(("name", "given"), [("out.txt", None), ("out", None), ("out.parquet", "xml")])
 def test_an_unknown_format_is_a_usage_error(tmp_path: Path, name: str, given: str | None) -> None:
     with pytest.raises(UsageError, match="format"):

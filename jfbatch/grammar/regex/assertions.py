@@ -58,7 +58,7 @@ def without_assertions(node: Node, search: bool) -> Node:
     Raises InvalidGrammar for look-arounds in places where they cannot be resolved.
     """
     if is_plain(node):
-        return concatenation([ANY_TEXT, node, ANY_TEXT]) if search else node
+        return _absorbed(concatenation([ANY_TEXT, node, ANY_TEXT])) if search else node
     kinds = _long_looks(node)
     if kinds == {True, False}:
         raise InvalidGrammar(
@@ -74,7 +74,30 @@ def _resolved(node: Node, search: bool) -> Node:
     found = _before(node, rest)
     if search:
         found = _join([Entry(ANYTHING, ANY_TEXT, ANYTHING)], found)
-    return alternation([entry.text for entry in found if entry.left.edge])
+    return alternation([_absorbed(entry.text) for entry in found if entry.left.edge])
+
+
+def _absorbed(node: Node) -> Node:
+    """The same texts, without what adds nothing beside "any text": optional parts and further rounds."""
+    if isinstance(node, Alternation):
+        return alternation([_absorbed(part) for part in node.parts])
+    if not isinstance(node, Concatenation) or ANY_TEXT not in node.parts:
+        return node
+    parts = list(node.parts)
+    for _ in range(2):  # what stands behind it, then (mirrored) before it
+        kept: list[Node] = []
+        for part in parts:
+            if kept and kept[-1] == ANY_TEXT:
+                if nullable(part):
+                    continue
+                if isinstance(part, Repetition):
+                    part = repetition(part.inner, part.low, part.low)
+            elif part == ANY_TEXT and kept:
+                while kept and nullable(kept[-1]):
+                    kept.pop()
+            kept.append(part)
+        parts = kept[::-1]
+    return concatenation(parts)
 
 
 # Entries

@@ -145,6 +145,8 @@ def alternation(parts: Iterable[Node]) -> Node:
                 if place < 0:
                     place = len(flat)
                     flat.append(piece)
+            elif isinstance(piece, Repetition) and piece == ANY_TEXT:
+                return ANY_TEXT
             else:
                 key = id(EPSILON if piece == EPSILON else piece)
                 if key not in seen:
