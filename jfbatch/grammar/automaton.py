@@ -155,6 +155,7 @@ class Automaton:
                 thread_first=_doubled(store.thread_first),
                 thread_count=_doubled(store.thread_count),
                 accepting=_doubled(store.accepting),
+                free_count=_doubled(store.free_count),
                 state_hash=_doubled(store.state_hash),
                 state_table=_rehash_states(store),
             )
@@ -184,6 +185,7 @@ def _new_store(classes: int) -> Store:
         thread_first=np.zeros(states, np.int32),
         thread_count=np.zeros(states, np.int32),
         accepting=np.zeros(states, np.uint8),
+        free_count=np.zeros(states, np.int32),
         state_hash=np.zeros(states, np.uint64),
         state_table=np.zeros(4 * states, np.int32),
         threads=np.zeros(threads, np.int64),

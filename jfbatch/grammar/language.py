@@ -136,8 +136,12 @@ def _explored(expression: Expression) -> Dfa:
             np.full((1, 1), -1, np.int32), np.zeros(256, np.uint8), np.zeros(1, np.bool_), start=0
         )
     automaton = Automaton(program)
-    if not automaton.explore(MAX_STATES):
-        raise GrammarTooLarge(f"a set operation on a pattern of more than {MAX_STATES:,} states")
+    limit = 4_096
+    while not automaton.explore(limit):
+        check_deadline()
+        if limit >= MAX_STATES:
+            raise GrammarTooLarge(f"a set operation on a pattern of more than {MAX_STATES:,} states")
+        limit = min(2 * limit, MAX_STATES)
     count = automaton.state_count
     return _trimmed(
         automaton.store.rows[:count].copy(),

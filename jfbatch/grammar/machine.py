@@ -40,6 +40,7 @@ GROW_SCRATCH = 4
 TOO_LARGE = 5
 BUFFER_FULL = 6
 
+UNBOUNDED = 1 << 30
 DEAD = -1  # no text continues this way
 UNKNOWN = -2  # transition not computed yet
 
@@ -59,6 +60,7 @@ class Store(NamedTuple):
     rows         int32[states, C]   next state per byte class, DEAD or UNKNOWN
     thread_first, thread_count int32[states]   the state's threads are threads[first : first + count]
     accepting    uint8[states]
+    free_count   int32[states]      free characters that may follow, UNBOUNDED, 0 = none (see walk.py)
     state_hash   uint64[states]
     state_table  int32[2^k]         open addressing, state + 1
     threads      int64[..]
@@ -75,6 +77,7 @@ class Store(NamedTuple):
     thread_first: NDArray[np.int32]
     thread_count: NDArray[np.int32]
     accepting: NDArray[np.uint8]
+    free_count: NDArray[np.int32]
     state_hash: NDArray[np.uint64]
     state_table: NDArray[np.int32]
     threads: NDArray[np.int64]
@@ -111,114 +114,150 @@ def _stack_slot(parent: int, value: int, mask: int) -> int:
 
 
 @jit
-def push_frame(store: Store, parent: int, value: int) -> int:
-    """The stack `value` on top of `parent`, hash-consed; -1 if there is no room."""
-    table = store.stack_table
+def push_frame(
+    parents: NDArray[np.int32],
+    values: NDArray[np.int32],
+    table: NDArray[np.int32],
+    meta: NDArray[np.int64],
+    parent: int,
+    value: int,
+) -> int:
+    """The stack `value` on top of `parent`, hash-consed; -1 if there is no room.
+
+    Takes the arrays of the Store that it needs, not the Store: passing that costs more than the work.
+    """
     mask = len(table) - 1
     slot = _stack_slot(parent, value, mask)
     while True:
         found = table[slot] - 1
         if found < 0:
             break
-        if store.parent[found] == parent and store.value[found] == value:
+        if parents[found] == parent and values[found] == value:
             return found
         slot = (slot + 1) & mask
-    stack = store.meta[STACKS]
-    if stack >= len(store.parent) or 2 * stack >= len(table):
+    stack = meta[STACKS]
+    if stack >= len(parents) or 2 * stack >= len(table):
         return -1
-    store.parent[stack] = parent
-    store.value[stack] = value
+    parents[stack] = parent
+    values[stack] = value
     table[slot] = stack + 1
-    store.meta[STACKS] = stack + 1
+    meta[STACKS] = stack + 1
     return stack
 
 
 @jit
-def _later(store: Store, top: int, thread: np.int64) -> int:
+def _later(
+    seen_key: NDArray[np.int64],
+    seen_epoch: NDArray[np.int64],
+    work: NDArray[np.int64],
+    epoch: int,
+    top: int,
+    thread: np.int64,
+) -> int:
     """Put a thread on the closure's to-do list unless it has been there; the new top, or -1."""
-    mask = len(store.seen_key) - 1
-    epoch = store.meta[EPOCH]
+    mask = len(seen_key) - 1
     slot = np.int64(_mix(np.uint64(thread)) & np.uint64(mask))
     probes = 0
-    while store.seen_epoch[slot] == epoch:
-        if store.seen_key[slot] == thread:
+    while seen_epoch[slot] == epoch:
+        if seen_key[slot] == thread:
             return top
         slot = (slot + 1) & mask
         probes += 1
         if probes > 64:
             return -1
-    if top >= len(store.work):
+    if top >= len(work):
         return -1
-    store.seen_key[slot] = thread
-    store.seen_epoch[slot] = epoch
-    store.work[top] = thread
+    seen_key[slot] = thread
+    seen_epoch[slot] = epoch
+    work[top] = thread
     return top + 1
 
 
 @jit
 def add_closure(code: Code, store: Store, instruction: int, stack: int) -> int:
     """Add to Store.closed every consuming or matching thread reachable without a byte."""
-    top = _later(store, 0, (np.int64(instruction) << 32) | np.int64(stack))
+    seen_key, seen_epoch, work = store.seen_key, store.seen_epoch, store.work
+    parent, value, stack_table, meta = store.parent, store.value, store.stack_table, store.meta
+    closed_threads = store.closed
+    epoch = meta[EPOCH]
+    top = _later(seen_key, seen_epoch, work, epoch, 0, (np.int64(instruction) << 32) | np.int64(stack))
     if top < 0:
         return GROW_SCRATCH
     while top > 0:
         top -= 1
-        thread = store.work[top]
+        thread = work[top]
         at = np.int64(thread >> 32)
         stack = np.int64(thread & 0xFFFFFFFF)
         op = code.op[at]
         go = np.int64(-1)
         if op in (BYTE, MATCH, LEAF):
-            closed = store.meta[CLOSED]
-            if closed >= store.meta[MAX_THREADS]:
+            closed = meta[CLOSED]
+            if closed >= meta[MAX_THREADS]:
                 return TOO_LARGE
-            if closed >= len(store.closed):
+            if closed >= len(closed_threads):
                 return GROW_SCRATCH
-            store.closed[closed] = thread
-            store.meta[CLOSED] = closed + 1
+            closed_threads[closed] = thread
+            meta[CLOSED] = closed + 1
             if op != LEAF or code.z[at] == 0:
                 continue
             go = np.int64(code.y[at])
         elif op == SPLIT:
             for target in code.targets[code.x[at] : code.x[at] + code.y[at]]:
-                top = _later(store, top, (np.int64(target) << 32) | stack)
+                top = _later(seen_key, seen_epoch, work, epoch, top, (np.int64(target) << 32) | stack)
                 if top < 0:
                     return GROW_SCRATCH
             continue
         elif op == JUMP:
             go = np.int64(code.x[at])
         elif op == PUSH:
-            stack = push_frame(store, stack, 0)
+            stack = push_frame(parent, value, stack_table, meta, stack, 0)
             go = np.int64(code.x[at])
         elif op == CALL:
-            stack = push_frame(store, stack, code.y[at])
+            stack = push_frame(parent, value, stack_table, meta, stack, code.y[at])
             go = np.int64(code.x[at])
         elif op == INCREMENT:
             go = np.int64(code.x[at])
-            count = store.value[stack] + 1
+            count = value[stack] + 1
             if code.high[go] < 0 and count > code.low[go]:
                 count = code.low[go]
-            stack = push_frame(store, store.parent[stack], count)
+            stack = push_frame(parent, value, stack_table, meta, parent[stack], count)
         elif op == LOOP:
-            count = store.value[stack]
+            count = value[stack]
             if count >= code.low[at]:
-                top = _later(store, top, (np.int64(code.y[at]) << 32) | np.int64(store.parent[stack]))
+                top = _later(
+                    seen_key,
+                    seen_epoch,
+                    work,
+                    epoch,
+                    top,
+                    (np.int64(code.y[at]) << 32) | np.int64(parent[stack]),
+                )
                 if top < 0:
                     return GROW_SCRATCH
             if code.high[at] >= 0 and count >= code.high[at]:
                 continue
             go = np.int64(code.x[at])
         elif op == RETURN:
-            go = np.int64(store.value[stack])
-            stack = np.int64(store.parent[stack])
+            go = np.int64(value[stack])
+            stack = np.int64(parent[stack])
             if go >= len(code.op):  # only ever in a tampered cache entry
                 return TOO_LARGE
         if stack < 0:
             return GROW_STACKS
-        top = _later(store, top, (go << 32) | np.int64(stack))
+        top = _later(seen_key, seen_epoch, work, epoch, top, (go << 32) | np.int64(stack))
         if top < 0:
             return GROW_SCRATCH
     return OK
+
+
+@jit
+def _free_characters(code: Code, store: Store, thread: np.int64) -> int:
+    """How many free characters the loop that this thread is in still takes."""
+    at = np.int64(thread >> 32)
+    loop = np.int64(code.loop_of[at])
+    if code.free[at] != 1 or code.high[loop] < 0:
+        return UNBOUNDED
+    return np.int64(code.high[loop]) - np.int64(store.value[thread & 0xFFFFFFFF])
 
 
 @jit
@@ -253,10 +292,15 @@ def intern_state(code: Code, store: Store) -> int:
     if begin + size > len(store.threads):
         return -GROW_THREADS
     accepts = 0
+    free = 0
     for i in range(size):
         store.threads[begin + i] = threads[i]
-        if code.op[threads[i] >> 32] == MATCH:
+        at = threads[i] >> 32
+        if code.op[at] == MATCH:
             accepts = 1
+        elif code.free[at]:
+            free = max(free, _free_characters(code, store, threads[i]))
+    store.free_count[state] = free
     store.thread_first[state] = begin
     store.thread_count[state] = size
     store.accepting[state] = accepts

@@ -9,6 +9,7 @@ llguidance's "slices").
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -18,19 +19,31 @@ from numpy.typing import NDArray
 from jfbatch.grammar.automaton import Automaton
 from jfbatch.grammar.machine import OK
 from jfbatch.grammar.vocabulary import TokenTrie, Vocabulary, build_trie
-from jfbatch.grammar.walk import clamped_state, free_characters, walk_trie
+from jfbatch.grammar.walk import (
+    clamped_state,
+    letters_to_free_text,
+    only_free_text,
+    subtree_heights,
+    walk_plain,
+    walk_trie,
+)
 
 MASK_BUDGET = 256 * 1024 * 1024  # bytes of memoised masks of one grammar
 
 
 @dataclass(frozen=True, eq=False)
 class PlainText:
-    """The tokens that are whole characters needing no escape in JSON, and the trie of the others.
+    """The tokens that are whole characters needing no escape in JSON, and the others.
 
-    up_to   uint32[N + 1, words]   row n: plain tokens of at most n characters (N = the longest)
+    up_to     uint32[N + 1, words]   row n: plain tokens of at most n characters (N = the longest)
+    trie      the plain tokens
+    longest   int32[nodes]           most bytes, hence at least the characters, below a node of `trie`
+    others    the trie of all other tokens
     """
 
     up_to: NDArray[np.uint32]
+    trie: TokenTrie
+    longest: NDArray[np.int32]
     others: TokenTrie
 
     @staticmethod
@@ -38,16 +51,18 @@ class PlainText:
     def of(vocabulary: Vocabulary) -> PlainText:
         lengths = np.full(vocabulary.size, -1, np.int64)
         others = list(vocabulary.token_bytes)
-        for token, data in enumerate(others):
+        plain: list[bytes | None] = [None] * vocabulary.size
+        for token, data in enumerate(vocabulary.token_bytes):
             if data and (count := _plain_characters(data)) > 0:
                 lengths[token] = count
-                others[token] = None
+                others[token], plain[token] = None, data
         longest = int(lengths.max(initial=0))
         bits = np.zeros((longest + 1, vocabulary.words * 32), np.uint8)
         for count in range(1, longest + 1):
             bits[count, : vocabulary.size] = (lengths > 0) & (lengths <= count)
         up_to = np.packbits(bits, axis=1, bitorder="little").view(np.uint32)
-        return PlainText(up_to, build_trie(others))
+        trie = build_trie(plain)
+        return PlainText(up_to, trie, subtree_heights(trie.depth, trie.subtree_end), build_trie(others))
 
 
 PLAIN_BYTES = np.array([byte >= 0x20 and byte not in b'"\\' for byte in range(256)], np.uint8)
@@ -92,39 +107,53 @@ class MaskTable:
     def walk(self, state: int) -> NDArray[np.uint32]:
         """A fresh mask by one walk over the trie."""
         self.walks += 1
-        trie = self.vocabulary.trie
-        mask = None
-        if self.automaton.code.free.any():
-            plain = PlainText.of(self.vocabulary)
-            count = self.automaton.retry(free_characters, state, PLAIN_BYTES, len(plain.up_to) - 1) - 1
-            if count >= 0:
-                trie = plain.others
-                mask = plain.up_to[count].copy()
-        if mask is None:
-            mask = np.zeros(self.vocabulary.words, np.uint32)
-        path = np.empty(trie.max_depth + 2, np.int32)
-        path[0] = state
-        resume = np.zeros(1, np.int64)
         automaton = self.automaton
-        with automaton.lock:
-            while True:
-                answer = walk_trie(
-                    automaton.code,
-                    automaton.store,
-                    trie.byte,
-                    trie.depth,
-                    trie.subtree_end,
-                    trie.token_start,
-                    trie.token_ids,
-                    path,
-                    resume,
-                    mask,
-                )
-                if answer == OK:
-                    break
-                automaton.grow(answer)
+        if automaton.code.free.any():
+            mask = self.plain_mask(state)
+            trie = PlainText.of(self.vocabulary).others
+        else:
+            mask = np.zeros(self.vocabulary.words, np.uint32)
+            trie = self.vocabulary.trie
+        self.run(walk_trie, state, mask, trie)
         if automaton.is_accepting(state):
             for token in self.vocabulary.end_ids:
                 mask[token >> 5] |= np.uint32(1 << (token & 31))
         mask.flags.writeable = False
         return mask
+
+    def plain_mask(self, state: int) -> NDArray[np.uint32]:
+        """uint32[words]: the plain tokens that may come next from `state`."""
+        plain = PlainText.of(self.vocabulary)
+        automaton = self.automaton
+        most = len(plain.up_to) - 1
+        free = int(automaton.store.free_count[state])
+        if free >= most or (free and automaton.retry(only_free_text, state, PLAIN_BYTES)):
+            return plain.up_to[min(free, most)].copy()
+        clearing = automaton.retry(letters_to_free_text, state) > 26
+        mask = plain.up_to[most].copy() if clearing else np.zeros(self.vocabulary.words, np.uint32)
+        self.run(walk_plain, state, mask, plain.trie, plain.longest, clearing=clearing)
+        return mask
+
+    def run(
+        self,
+        kernel: Callable[..., int],
+        state: int,
+        mask: NDArray[np.uint32],
+        trie: TokenTrie,
+        longest: NDArray[np.int32] | None = None,
+        clearing: bool = False,
+    ) -> None:
+        """One walk over `trie` from `state`, again from where it stopped while it needs more room."""
+        path = np.empty(trie.max_depth + 2, np.int32)
+        path[0] = state
+        resume = np.zeros(1, np.int64)
+        arrays = (trie.byte, trie.depth, trie.subtree_end, trie.token_start, trie.token_ids)
+        extra = () if longest is None else (longest,)
+        last = () if longest is None else (int(clearing),)
+        automaton = self.automaton
+        with automaton.lock:
+            while True:
+                answer = kernel(automaton.code, automaton.store, *arrays, *extra, path, resume, mask, *last)
+                if answer == OK:
+                    return
+                automaton.grow(answer)

@@ -36,6 +36,7 @@ _STATE_TYPES = {
     "thread_first": np.int32,
     "thread_count": np.int32,
     "accepting": np.uint8,
+    "free_count": np.int32,
     "state_hash": np.uint64,
     "threads": np.int64,
     "parent": np.int32,
@@ -166,7 +167,7 @@ def _restore_states(program: Program, arrays: dict[str, NDArray[Any]], start_sta
     n, classes = len(program.code.op), len(program.code.class_byte)
     _check(states > 0 and stacks > 0 and 0 <= start_state < states, "state")
     _check(arrays["rows"].shape == (states, classes), "rows")
-    for name in ("thread_first", "thread_count", "accepting", "state_hash"):
+    for name in ("thread_first", "thread_count", "accepting", "free_count", "state_hash"):
         _check(arrays[name].shape == (states,), name)
     _check(arrays["value"].shape == (stacks,) and arrays["threads"].ndim == 1, "stacks")
     _within(arrays["rows"], machine.UNKNOWN, states, "transition")

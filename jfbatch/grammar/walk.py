@@ -18,12 +18,14 @@ from jfbatch.grammar.machine import (
     GROW_STACKS,
     MATCH,
     OK,
+    UNBOUNDED,
     UNKNOWN,
     Store,
     fill_row,
     intern_state,
     jit,
     push_frame,
+    step,
 )
 
 if TYPE_CHECKING:
@@ -71,7 +73,7 @@ def clamped_state(code: Code, store: Store, state: int, horizon: int) -> int:
         if changed:
             moved = True
             for d in range(depth - 1, -1, -1):
-                stack = push_frame(store, stack, frames[d])
+                stack = push_frame(store.parent, store.value, store.stack_table, store.meta, stack, frames[d])
                 if stack < 0:
                     return -GROW_STACKS
             thread = (np.int64(thread >> 32) << 32) | np.int64(stack)
@@ -131,32 +133,105 @@ def walk_trie(
 
 
 @jit
-def free_characters(code: Code, store: Store, state: int, plain: NDArray[np.uint8], most: int) -> int:
-    """One more than how many free characters may follow (at most `most`); 0 if `state` reads none.
-
-    Also 0 where another thread could read more of the bytes of plain text (`plain`, uint8[256])
-    than the free ones allow: then only a walk can tell.
-    """
-    best = -1
-    others = False  # another thread reads plain bytes too
+def only_free_text(code: Code, store: Store, state: int, plain: NDArray[np.uint8]) -> int:
+    """1 if plain bytes (`plain`, uint8[256]) are read from `state` by free characters alone, else 0."""
     first = store.thread_first[state]
     for i in range(first, first + store.thread_count[state]):
-        thread = store.threads[i]
-        at = np.int64(thread >> 32)
-        if code.free[at]:
-            count = most
-            loop = np.int64(code.loop_of[at])
-            if code.free[at] == 1 and code.high[loop] >= 0:
-                count = min(most, np.int64(code.high[loop]) - np.int64(store.value[thread & 0xFFFFFFFF]))
-            best = max(best, count)
-        elif not others and code.op[at] != MATCH:
-            for byte in range(256):
-                if plain[byte]:
-                    c = code.class_of_byte[byte]
-                    if code.op[at] == BYTE:
-                        others |= code.set_has[code.x[at], c] != 0
-                    else:
-                        others |= code.leaf_rows[code.x[at], c] >= 0
-    if others and best < most:
-        return 0
-    return best + 1
+        at = np.int64(store.threads[i] >> 32)
+        if code.free[at] or code.op[at] == MATCH:
+            continue
+        for byte in range(256):
+            if plain[byte]:
+                c = code.class_of_byte[byte]
+                if code.op[at] == BYTE:
+                    if code.set_has[code.x[at], c]:
+                        return 0
+                elif code.leaf_rows[code.x[at], c] >= 0:
+                    return 0
+    return 1
+
+
+@jit
+def letters_to_free_text(code: Code, store: Store, state: int) -> int:
+    """How many ASCII letters lead from `state` to one that takes free text without end; -GROW_*."""
+    count = 0
+    for byte in range(0x41, 0x7B):
+        target = step(code, store, state, code.class_of_byte[byte])
+        if target < DEAD:
+            return target + 1
+        if target >= 0 and store.free_count[target] == UNBOUNDED:
+            count += 1
+    return count
+
+
+@jit
+def walk_plain(
+    code: Code,
+    store: Store,
+    node_byte: NDArray[np.uint8],
+    node_depth: NDArray[np.uint16],
+    subtree_end: NDArray[np.int32],
+    token_first: NDArray[np.int32],
+    token_ids: NDArray[np.int32],
+    longest: NDArray[np.int32],
+    path: NDArray[np.int32],
+    resume: NDArray[np.int64],
+    mask: NDArray[np.uint32],
+    clearing: int,
+) -> int:
+    """`walk_trie` over tokens of plain text, which free text takes whole subtrees at a time.
+
+    longest[n] int32: most bytes below node n. With `clearing`, the mask comes with all these
+    tokens set and the forbidden ones are cleared, which is faster where most are allowed.
+    """
+    node = resume[0]
+    nodes = len(node_byte)
+    rows = store.rows
+    free_count = store.free_count
+    class_of_byte = code.class_of_byte
+    while node < nodes:
+        depth = np.int64(node_depth[node])
+        state = path[depth - 1]
+        target = rows[state, class_of_byte[node_byte[node]]]
+        if target == UNKNOWN:  # `step`, but without a call: passing a Store costs more than the look-up
+            answer = fill_row(code, store, state)
+            if answer != OK:
+                resume[0] = node
+                return answer
+            target = rows[state, class_of_byte[node_byte[node]]]
+        end = np.int64(subtree_end[node])
+        if target == DEAD:
+            if clearing:
+                for i in range(token_first[node], token_first[end]):
+                    token = token_ids[i]
+                    mask[token >> 5] &= ~(np.uint32(1) << np.uint32(token & 31))
+            node = end
+            continue
+        if free_count[target] > longest[node]:
+            if not clearing:
+                for i in range(token_first[node], token_first[end]):
+                    token = token_ids[i]
+                    mask[token >> 5] |= np.uint32(1) << np.uint32(token & 31)
+            node = end
+            continue
+        path[depth] = target
+        if not clearing:
+            for i in range(token_first[node], token_first[node + 1]):
+                token = token_ids[i]
+                mask[token >> 5] |= np.uint32(1) << np.uint32(token & 31)
+        node += 1
+    return OK
+
+
+@jit
+def subtree_heights(depth: NDArray[np.uint16], subtree_end: NDArray[np.int32]) -> NDArray[np.int32]:
+    """int32[nodes]: the most bytes below each node, which bounds the characters there."""
+    heights = np.zeros(len(depth), np.int32)
+    for node in range(len(depth) - 1, -1, -1):
+        deepest = np.int64(depth[node])
+        child = node + 1
+        while child < subtree_end[node]:
+            deepest = max(deepest, np.int64(depth[child]) + heights[child])
+            child = np.int64(subtree_end[child])
+        heights[node] = deepest - np.int64(depth[node])
+    return heights

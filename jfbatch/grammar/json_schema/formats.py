@@ -43,7 +43,7 @@ _DURATION = (
 )
 
 # RFC 1123 section 2.1: labels of at most 63 characters. A label never has "--" third and fourth, which is
-# kept for A-labels. A name has at most 253 characters; three shapes stay within it without counting twice.
+# kept for A-labels. A name has at most 253 characters; four shapes stay within it without counting twice.
 _ALNUM = "[A-Za-z0-9]"
 _MIDDLE = "[A-Za-z0-9-]"
 
@@ -54,7 +54,7 @@ def _label(longest: int) -> str:
 
 
 _HOSTNAME = (
-    rf"(?:{_label(61)}(?:\.{_label(63)}){{0,3}}|{_label(20)}(?:\.{_label(20)}){{4,11}}"
+    rf"(?:{_label(63)}(?:\.{_label(63)}){{0,2}}|{_label(61)}(?:\.{_label(63)}){{3}}|{_label(20)}(?:\.{_label(20)}){{4,11}}"
     rf"|{_label(5)}(?:\.{_label(5)}){{12,41}})"
 )
 
@@ -126,8 +126,9 @@ _JSON_POINTER = r"(?:/(?:[^~/]|~[01])*)*"
 def _regex_source() -> str:
     """A regular part of ECMA-262's patterns: groups nest twice."""
     plain = r"[A-Za-z0-9 !\"#%&',:;<=>@_`~\u00a1-\u00ff-]|\\[dDwWsSnrtfv^$\\.*+?()\[\]{}|/]|\."
-    in_set = r"(?:[A-Za-z0-9 _.,:;!#%&@+*]|\\[dDwWsS\]\[\\^-])"
-    count = r"(?:[*+?]|\{\d{1,3}\}|\{\d{1,3},\})?"
+    in_set = r"(?:[A-Za-z0-9 _.,:;!#%&@+*]|a-z|A-Z|0-9|a-f|A-F|\\[dDwWsS\]\[\\^-])"
+    one_digit = "|".join(f"{low},[{low}-9]" for low in range(10))
+    count = rf"(?:[*+?]|\{{(?:\d{{1,3}},?|\d,[1-9]\d{{1,2}}|{one_digit})\}})?"
     atom = rf"(?:(?:{plain}|\[\^?{in_set}+\]){count})"
     for _ in range(2):
         branch = rf"\^?{atom}*\$?"
@@ -147,7 +148,7 @@ def _email_tree(atext: str, hostname: str) -> Node:
 
 _EMAILS = {
     "email": (_ATEXT, _HOSTNAME),
-    "idn-email": (_ATEXT + r"\u00a1-\u02ff\u0370-\u052f\u3041-\u30ff\u4e00-\u9fff", _IDN_HOSTNAME),
+    "idn-email": (_ATEXT + r"\u00a1-\u1fff\u2c00-\u2dff\u3041-\ud7ff\uf900-\ufaff", _IDN_HOSTNAME),
 }
 
 _URI_REFERENCE = _identifier("", "", absolute=False)

@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 CLASS_LIMIT = 128
 """Sets of patterns that the key of an undeclared property may match."""
 
+TWO_ORDERS_LIMIT = 32
+"""Members of an open object up to which their second order is let through as well."""
+
 COUNT_LIMIT = 5_000
 """Rules that counting the members of one object may take."""
 
@@ -107,6 +110,7 @@ def _is_closed(facts: ObjectFacts) -> bool:
 class _Member:
     """One declared property, ready to be written."""
 
+    name: str
     text: Expression
     required: bool
 
@@ -143,7 +147,7 @@ class ObjectBuilder:
                     self._define(NOTHING)
                     return
                 continue
-            members.append(_Member(sequence(self._key(name), self.colon, value), required))
+            members.append(_Member(name, sequence(self._key(name), self.colon, value), required))
         self.undeclared = self._undeclared(None)
         if facts.some_keys:
             self.some = facts.some_keys[0]
@@ -171,6 +175,9 @@ class ObjectBuilder:
         high = facts.max_properties
         if high is not None and self.undeclared == NOTHING and high >= len(members):
             high = None
+        second = self._second_order(members)
+        if second is not None and (len(members) + 1) * (max(low, high or 0) + 1) <= COUNT_LIMIT:
+            return self._in_either_order(members, second, low, high)
         if low == 0 and high is None:
             return self._plain(members)
         if low > len(members) and self.undeclared == NOTHING:
@@ -247,6 +254,66 @@ class ObjectBuilder:
                     seen.add(state)
                     pending.append(state)
         return rule(0, 0)
+
+    def _second_order(self, members: list[_Member]) -> list[int] | None:
+        """In an open object: required members as `required` lists them, then the others; None if that is no
+        other order. An object that takes undeclared members promises less about order anyway."""
+        if self.compiler.objects != "open" or self.undeclared == NOTHING or self.some is not None:
+            return None
+        if not 1 < len(members) <= TWO_ORDERS_LIMIT:
+            return None
+        place = {name: index for index, name in enumerate(self.facts.required)}
+        order = sorted(range(len(members)), key=lambda index: place.get(members[index].name, len(place)))
+        return None if order == list(range(len(members))) else order
+
+    def _in_either_order(
+        self, members: list[_Member], second: list[int], low: int, high: int | None
+    ) -> Expression:
+        """A state is the last member, the orders that fit so far, and the count of members (clamped).
+
+        Both orders in one automaton: side by side they would double the threads at every level of nesting.
+        """
+        orders = (list(range(len(members))), second)
+        places = [{index: place for place, index in enumerate(order)} for order in orders]
+        cap = high if high is not None else low
+        start = (-1, (True, True), 0)
+        pending, seen = [start], {start}
+
+        def rule(state: tuple[int, tuple[bool, bool], int]) -> Expression:
+            last, (one, other), count = state
+            return Reference(f"{self.name}.{last + 1}.{one + 2 * other}.{count}")
+
+        while pending:
+            last, alive, count = state = pending.pop()
+            steps: dict[int, list[bool]] = {}
+            may_end = False
+            for which in (0, 1):
+                if not alive[which]:
+                    continue
+                for index in orders[which][0 if last < 0 else places[which][last] + 1 :]:
+                    steps.setdefault(index, [False, False])[which] = True
+                    if members[index].required:
+                        break
+                else:
+                    may_end = True
+            ways: list[Expression] = []
+            if may_end:
+                left_low, left_high = max(0, low - count), None if high is None else high - count
+                end = self._first_end if last < 0 else self._rest_end
+                ways.append(end(left_low, left_high))
+            if high is not None and count >= high:
+                steps = {}
+            for index, (one, other) in steps.items():
+                following = (index, (one, other), min(count + 1, cap))
+                lead = self.opening if last < 0 else self.separator
+                ways.append(sequence(lead, members[index].text, rule(following)))
+                if following not in seen:
+                    seen.add(following)
+                    pending.append(following)
+            name = rule(state)
+            assert isinstance(name, Reference)
+            self.compiler.define(name.name, choice(*ways))
+        return rule(start)
 
     # Undeclared members and the end
 

@@ -35,7 +35,13 @@ from jfbatch.grammar.regex.characters import (
 from jfbatch.grammar.regex.syntax import (
     ANY,
     ANY_TEXT,
+    Alternation,
+    Concatenation,
+    Conjunction,
+    Repetition,
+    Subtraction,
     alternation,
+    concatenation,
     conjunction,
     repetition,
     subtraction,
@@ -75,18 +81,22 @@ def string_expression(
     formats: Iterable[str] = (),
     not_formats: Iterable[str] = (),
     excluded: Collection[str] = (),
+    exact: bool = True,
 ) -> Expression:
     """The JSON strings, quotes included, that satisfy all of the conditions.
 
     Lengths are in characters (code points). `patterns` are ECMA-262 patterns searched for, `formats` names
     of formats; unknown formats say nothing (so `not_formats` with one matches nothing). `excluded` strings
-    are left out. Raises InvalidGrammar for a pattern that is malformed or not supported. The result is
-    NOTHING, or matches nothing, if no string satisfies them.
+    are left out. `exact` False gives a superset without set operations, for conditions whose explicit
+    automaton is too large. The result is NOTHING, or matches nothing, if no string satisfies them.
+    Raises InvalidGrammar for a pattern that is malformed or not supported.
     """
     key = (tuple(patterns), tuple(not_patterns), tuple(formats), tuple(not_formats))
     if not any(key) and min_length == 0 and max_length is None and excluded:
         return keys_excluding(excluded)
-    whole = _string_expression(min_length, max_length, *key)
+    whole = _string_expression(min_length, max_length, *key, exact)
+    if not exact:
+        return whole
     left_out = [Literal(json_string_literal(text)) for text in excluded if not _has_surrogate(text)]
     return Difference(whole, choice(*left_out)) if left_out and whole != NOTHING else whole
 
@@ -99,6 +109,7 @@ def _string_expression(
     not_patterns: tuple[str, ...],
     formats: tuple[str, ...],
     not_formats: tuple[str, ...],
+    exact: bool,
 ) -> Expression:
     tree: Node = ANY_TEXT
     for wanted in [pattern_tree(pattern, "ecma") for pattern in dict.fromkeys(patterns)]:
@@ -111,11 +122,29 @@ def _string_expression(
     unwanted += [format_tree(name) or ANY_TEXT for name in dict.fromkeys(not_formats)]
     if unwanted:
         tree = subtraction(tree, alternation(unwanted))
+    if not exact:
+        tree = _without_set_operations(tree)
     if tree == NO_TEXT:
         return NOTHING
     if tree == ANY_TEXT:
         return _ANY_STRING
     return sequence(_QUOTE, tree_to_expression(tree, JSON_STRING), _QUOTE)
+
+
+def _without_set_operations(node: Node) -> Node:
+    """A superset: of an intersection its first part, of a difference what it was taken from."""
+    match node:
+        case Concatenation(parts):
+            return concatenation([_without_set_operations(part) for part in parts])
+        case Alternation(parts):
+            return alternation([_without_set_operations(part) for part in parts])
+        case Repetition(inner, low, high):
+            return repetition(_without_set_operations(inner), low, high)
+        case Conjunction(first):
+            return _without_set_operations(first)
+        case Subtraction(include):
+            return _without_set_operations(include)
+    return node
 
 
 _ANY_STRING = sequence(_QUOTE, JSON_TEXT, _QUOTE)

@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from jfbatch.errors import GrammarTooLarge, InvalidGrammar, UnsupportedSchema
+from jfbatch.grammar.deadline import check_deadline, deadline
 from jfbatch.grammar.expression import (
     NOTHING,
     Difference,
@@ -123,11 +124,17 @@ def _string_of_shape(merger: Merger, shape: Shape, leave_to_check: Callable[[str
     return string_expression(StringFacts(facts.min_length, facts.max_length), excluded)
 
 
+AFFORDABLE_SECONDS = 1.0
+"""Time for the set operations of one string, after which part of it is left to the check."""
+
+
 def _is_affordable(expression: Expression) -> bool:
     try:
-        for part in _set_operations(expression):
-            dfa_of(part)
+        with deadline(AFFORDABLE_SECONDS):
+            for part in _set_operations(expression):
+                dfa_of(part)
     except GrammarTooLarge:
+        check_deadline()  # the time that ran out may be that of the whole schema
         return False
     return True
 

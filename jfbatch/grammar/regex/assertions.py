@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from jfbatch.errors import GrammarTooLarge, InvalidGrammar
 from jfbatch.grammar.regex.characters import complemented, intersected
 from jfbatch.grammar.regex.syntax import (
+    ANY,
     ANY_TEXT,
     ANYTHING,
     EPSILON,
@@ -37,6 +38,7 @@ from jfbatch.grammar.regex.syntax import (
     nullable,
     repetition,
     subtraction,
+    width,
 )
 
 MAX_ENTRIES = 64
@@ -385,6 +387,9 @@ def _restricted(rest: list[Entry], seen: list[Entry], negative: bool) -> list[En
 
 
 def _unrolled(inner: Node, low: int, high: int | None, rest: list[Entry]) -> list[Entry]:
+    tempered = _tempered(inner, low, high, rest)
+    if tempered is not None:
+        return [Entry(ANYTHING, tempered, ANYTHING)]
     if high is None or high > MAX_UNROLLED:
         raise InvalidGrammar("a look-around of several characters inside a repeat is not supported")
     result = rest if low == 0 else []
@@ -393,3 +398,27 @@ def _unrolled(inner: Node, low: int, high: int | None, rest: list[Entry]) -> lis
         if count >= low:
             result = _merged([*result, *rest])
     return result
+
+
+def _tempered(inner: Node, low: int, high: int | None, rest: list[Entry]) -> Node | None:
+    """(?:(?!B)C)* before the end of the text, or before B itself; None for anything else.
+
+    Before the end no B stands anywhere; before B, of one width, this B is the first.
+    """
+    match inner:
+        case Concatenation((Look(True, True, barred), Characters() as character)) if is_plain(barred):
+            pass
+        case _:
+            return None
+    if len(rest) != 1 or rest[0].left != ANYTHING or nullable(barred):
+        return None
+    run, following = repetition(character, low, high), rest[0].text
+    if following == EPSILON:
+        return subtraction(run, concatenation([ANY_TEXT, barred, ANY_TEXT]))
+    parts = following.parts if isinstance(following, Concatenation) else (following,)
+    start = barred.parts if isinstance(barred, Concatenation) else (barred,)
+    least, most = width(barred)
+    if least != most or parts[: len(start)] != start:
+        return None
+    earlier = concatenation([ANY_TEXT, barred, repetition(ANY, 1, None)])
+    return concatenation([subtraction(concatenation([run, barred]), earlier), *parts[len(start) :]])

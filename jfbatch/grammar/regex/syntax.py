@@ -159,10 +159,10 @@ def alternation(parts: Iterable[Node]) -> Node:
 
 def repetition(inner: Node, low: int, high: int | None) -> Node:
     """`Repetition` of a plain or conditioned node, with the trivial cases made plain."""
-    if high == 0 or inner == EPSILON:
-        return EPSILON
     if high is not None and high < low:
         return NOTHING
+    if high == 0 or inner == EPSILON:
+        return EPSILON
     if inner == NOTHING:
         return EPSILON if low == 0 else NOTHING
     if (low, high) == (1, 1):

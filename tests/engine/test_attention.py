@@ -1,0 +1,111 @@
+"""The attention function against plain softmax attention, for every way tokens can group."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from jfbatch.engine.attention import Span, StepLayout, packed_attention
+from jfbatch.engine.kv_cache import SlotPool
+from jfbatch.errors import ModelError
+
+HEADS, KV_HEADS, DIM, VALUE_DIM = 4, 2, 8, 6
+
+
+class Layer(nn.Module):
+    layer_idx = 0
+
+
+def plain(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    position: int,
+    window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """One query [heads, dim] at `position` over keys [kv heads, length, dim] -> [heads, value dim]."""
+    low = 0 if window is None else max(position - window + 1, 0)
+    rows = []
+    for head in range(HEADS):
+        kv = head // (HEADS // KV_HEADS)
+        scores = keys[kv, low : position + 1] @ query[head] * 0.3
+        if softcap is not None:
+            scores = torch.tanh(scores / softcap) * softcap
+        if sinks is not None:
+            scores = torch.cat([scores, sinks[head : head + 1]])
+        weights = torch.softmax(scores, 0)[: position + 1 - low]
+        rows.append(weights @ values[kv, low : position + 1])
+    return torch.stack(rows)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 70), st.integers(1, 70)), min_size=1, max_size=6),
+    st.sampled_from([None, 1, 5, 64]),
+    st.sampled_from([None, 2.0]),
+    st.booleans(),
+    st.integers(0, 3),
+)
+def test_every_row_attends_to_its_own_past_alone(
+    rows: list[tuple[int, int]], window: int | None, softcap: float | None, has_sinks: bool, gap: int
+) -> None:
+    generator = torch.Generator().manual_seed(len(rows))
+    sinks = torch.randn(HEADS, generator=generator) if has_sinks else None
+    pool = SlotPool(torch.device("cpu"), torch.float32)
+    pool.resize(len(rows) + gap, 144)
+    keys, values = pool.layer(0, KV_HEADS, DIM, VALUE_DIM)
+    keys.normal_(generator=generator)  # stale content of other rows must not matter
+    values.normal_(generator=generator)
+    spans, first = [], 0
+    for index, (start, count) in enumerate(rows):
+        spans.append(Span(index + gap, start, first, count))
+        first += count
+    query, key = (torch.randn(1, n, first, DIM, generator=generator) for n in (HEADS, KV_HEADS))
+    value = torch.randn(1, KV_HEADS, first, VALUE_DIM, generator=generator)
+    layout = StepLayout(pool, spans, len(rows) + gap)
+    output, _ = packed_attention(
+        Layer(),
+        query,
+        key,
+        value,
+        None,
+        step=layout,
+        scaling=0.3,
+        sliding_window=window,
+        softcap=softcap,
+        s_aux=sinks,
+    )
+    for span in spans:
+        for offset in range(span.count):
+            token = span.first + offset
+            expected = plain(
+                query[0, :, token],
+                keys[span.slot],
+                values[span.slot],
+                span.start + offset,
+                window,
+                softcap,
+                sinks,
+            )
+            assert torch.allclose(output[0, token], expected, atol=1e-5)
+
+
+def test_what_a_packed_step_cannot_give_is_refused() -> None:
+    pool = SlotPool(torch.device("cpu"), torch.float32)
+    pool.resize(1, 10)
+    layout = StepLayout(pool, [Span(0, 0, 0, 3)], 1)
+    tensor = torch.zeros(1, 2, 3, 4)
+    with pytest.raises(ModelError, match="does not pass on"):
+        packed_attention(Layer(), tensor, tensor, tensor, None)
+    with pytest.raises(ModelError, match="position_bias"):
+        packed_attention(Layer(), tensor, tensor, tensor, None, step=layout, position_bias=tensor)
+    with pytest.raises(ModelError, match="both directions"):
+        packed_attention(Layer(), tensor, tensor, tensor, None, step=layout, is_causal=False)
+    with pytest.raises(ModelError, match="mask"):
+        packed_attention(Layer(), tensor, tensor, tensor, tensor, step=layout)
+    packed_attention(Layer(), tensor, tensor, tensor, None, step=layout, dropout=0.0, output_attentions=False)
