@@ -145,7 +145,7 @@ class Outcomes:
 
     def statistics(self, final: Mapping[str, int] | None = None) -> RunStatistics:
         """A snapshot; `final` are the finished table's counts, which include rows kept from before."""
-        counts = dict(final) if final is not None else {**self.counts}
+        counts = {status: count for status, count in (final or self.counts).items() if count}
         if final is None and self.rows_kept:
             counts["ok"] = counts.get("ok", 0) + self.rows_kept
         return RunStatistics(

@@ -191,8 +191,7 @@ def packed_attention(
             output[group.real_tokens] = attended.flatten(0, 1)[group.real]
     for span in step.fresh:
         part = slice(span.first, span.first + span.count)
-        own_keys, own_values = keys[span.slot, None, :, : span.count], values[span.slot, None, :, : span.count]
-        output[part] = _attend_alone(query[:, :, part], own_keys, own_values, 0, rules)
+        output[part] = _attend_alone(query[:, :, part], key[:, :, part], value[:, :, part], 0, rules)
     for span in step.long:
         part = slice(span.first, span.first + span.count)
         end = span.start + span.count

@@ -97,12 +97,14 @@ def compile_program(
     return _Compilation(grammar, leaf, free_character, absent_bytes).program()
 
 
-@dataclass
-class _Facts:
+class _Facts(NamedTuple):
     """What is known of an expression before code is made."""
 
     productive: bool  # some text matches
     nullable: bool  # the empty text matches
+
+
+_FACTS = {(p, n): _Facts(p, n) for p in (False, True) for n in (False, True)}
 
 
 class _Compilation:
@@ -121,9 +123,7 @@ class _Compilation:
         self.op: list[int] = []
         self.x: list[int] = []
         self.y: list[int] = []
-        self.z: list[int] = []
-        self.low: list[int] = []
-        self.high: list[int] = []
+        self.bounds: dict[int, tuple[int, int]] = {}  # LOOP -> low and high
         self.loop_of: list[int] = []
         self.targets: list[int] = []
         self.sets: dict[int, int] = {}
@@ -143,19 +143,20 @@ class _Compilation:
             self.x[entry] = self.compile(body, self.ret, -1)
         return Program(self.assemble(), start)
 
-    def emit(self, op: int, x: int = 0, y: int = 0, z: int = 0, loop: int = -1) -> int:
-        if len(self.op) % 4096 == 0:
-            check_deadline()
-        if len(self.op) >= MAX_INSTRUCTIONS:
-            raise GrammarTooLarge(f"the pattern needs more than {MAX_INSTRUCTIONS:,} instructions")
+    def emit(self, op: int, x: int = 0, y: int = 0, loop: int = -1) -> int:
+        at = len(self.op)
+        if at % 4096 == 0:
+            self.check_limits()
         self.op.append(op)
         self.x.append(x)
         self.y.append(y)
-        self.z.append(z)
-        self.low.append(0)
-        self.high.append(0)
         self.loop_of.append(loop)
-        return len(self.op) - 1
+        return at
+
+    def check_limits(self) -> None:
+        check_deadline()
+        if len(self.op) >= MAX_INSTRUCTIONS:
+            raise GrammarTooLarge(f"the pattern needs more than {MAX_INSTRUCTIONS:,} instructions")
 
     def compile(self, expression: Expression, after: int, loop: int) -> int:
         """Code for `expression` followed by instruction `after`; returns its entry.
@@ -164,9 +165,7 @@ class _Compilation:
         """
         match expression:
             case Literal(data):
-                for byte in reversed(data):
-                    after = self.emit(machine.BYTE, self.byte_set(1 << byte), after, loop=loop)
-                return after
+                return self.compile_literal(data, after, loop)
             case ByteSet(bits):
                 return self.emit(machine.BYTE, self.byte_set(bits & ~self.facts.absent), after, loop=loop)
             case Sequence(parts):
@@ -188,6 +187,19 @@ class _Compilation:
             case Intersection() | Difference() | ExplicitAutomaton():
                 return self.call(("leaf", expression), expression, after, loop)
         raise TypeError(f"not an expression: {expression!r}")
+
+    def compile_literal(self, data: bytes, after: int, loop: int) -> int:
+        """`emit` once per byte, in one go: most of a grammar is literals."""
+        self.check_limits()
+        sets, length, first = self.sets, len(data), len(self.op)
+        if not length:
+            return after
+        self.op += [machine.BYTE] * length
+        self.x += [sets.setdefault(1 << byte, len(sets)) for byte in reversed(data)]
+        self.y.append(after)
+        self.y += range(first, first + length - 1)
+        self.loop_of += [loop] * length
+        return first + length - 1
 
     def call(self, key: Hashable, body: Expression, after: int, loop: int) -> int:
         """A call of a rule, or a jump where nothing is left to do after it."""
@@ -234,13 +246,12 @@ class _Compilation:
             while end < last and texts[end][depth] == byte:
                 end += 1
             if end - position == 1:
-                entries.append(self.compile(Literal(texts[position][depth:]), after, loop))
+                entries.append(self.compile_literal(texts[position][depth:], after, loop))
             else:
                 common = _common_prefix(texts[position], texts[end - 1], depth)
                 inner = self.compile_literals(texts, position, end, common, after, loop)
-                entries.append(
-                    self.compile(Literal(texts[position][depth:common]), self.split(inner, loop), loop)
-                )
+                shared = self.split(inner, loop)
+                entries.append(self.compile_literal(texts[position][depth:common], shared, loop))
             position = end
         return entries
 
@@ -273,8 +284,7 @@ class _Compilation:
             self.x[back], self.y[back] = first, 2
             return body if low == 1 else back
         counting = self.emit(machine.LOOP, 0, after, loop=loop)
-        self.low[counting] = low
-        self.high[counting] = -1 if high is None else high
+        self.bounds[counting] = low, -1 if high is None else high
         increment = self.emit(machine.INCREMENT, counting, loop=counting)
         self.x[counting] = self.compile_body(inner, increment, counting)
         return self.emit(machine.PUSH, counting, loop=loop)
@@ -291,12 +301,12 @@ class _Compilation:
 
     def compile_leaf(self, expression: Expression) -> int:
         dfa = self.facts.explicit(expression)
-        first = len(self.op)
-        accepting = dfa.accepting.tolist()
-        distance = dfa.distance.tolist()
-        for state in range(len(accepting)):
-            self.emit(machine.LEAF, -1, self.ret, int(accepting[state]))
-            self.low[-1] = distance[state]
+        first, states = len(self.op), len(dfa.accepting)
+        self.op += [machine.LEAF] * states
+        self.x += [0] * states
+        self.y += [self.ret] * states
+        self.loop_of += [-1] * states
+        self.check_limits()
         self.leaves.append((first, dfa))
         return first + int(dfa.start)
 
@@ -310,19 +320,24 @@ class _Compilation:
         class_of_byte, first_bytes = byte_classes(stacked)
         classes = len(first_bytes)
         leaf_rows, x = self.leaf_rows(classes, first_bytes), np.array(self.x, np.int32)
+        z, low, high = (np.zeros(len(self.op), np.int32) for _ in range(3))
         row = 0
         for first, dfa in self.leaves:
-            x[first : first + len(dfa.accepting)] = np.arange(row, row + len(dfa.accepting))
+            states = slice(first, first + len(dfa.accepting))
+            x[states] = np.arange(row, row + len(dfa.accepting))
+            z[states], low[states] = dfa.accepting, dfa.distance
             row += len(dfa.accepting)
+        for loop, (fewest, most) in self.bounds.items():
+            low[loop], high[loop] = fewest, most
         code = Code(
             op=np.array(self.op, np.int32),
             x=x,
             y=np.array(self.y, np.int32),
-            z=np.array(self.z, np.int32),
+            z=z,
             loop_of=np.array(self.loop_of, np.int32),
             distance=np.zeros(len(self.op), np.int64),
-            low=np.array(self.low, np.int32),
-            high=np.array(self.high, np.int32),
+            low=low,
+            high=high,
             targets=np.array(self.targets or [0], np.int32),
             set_has=np.ascontiguousarray(members[:, first_bytes]),
             leaf_rows=leaf_rows,
@@ -357,17 +372,20 @@ class _Analysis:
         self.absent = ByteSet.of(absent_bytes).bits
         self.uses: dict[int, int] = {}
         self.sizes: dict[int, int] = {}
+        self.referring: dict[int, list[str]] = {}  # expression -> the References below it, if any
         self.known: dict[int, _Facts] = {}
         self.kept: list[Expression] = []  # keeps ids valid
         self.rule_facts: dict[str, _Facts] = {}
-        self.reached: dict[str, None] = {}
-        self.measure(grammar.start)
-        queue = list(self.reached)
+        self.measure(grammar.start, references := [])
+        self.reached: dict[str, list[str]] = {}  # rule -> the rules it refers to
+        queue = list(references)
         while queue:
             name = queue.pop()
-            before = len(self.reached)
-            self.measure(self.rule(name))
-            queue.extend(list(self.reached)[before:])
+            if name not in self.reached:
+                references = []
+                self.measure(self.rule(name), references)
+                self.reached[name] = references
+                queue.extend(references)
         self.settle()
 
     def rule(self, name: str) -> Expression:
@@ -385,25 +403,28 @@ class _Analysis:
             expression = Intersection((expression, written))
         return self.leaf(expression, self.rule)
 
-    def measure(self, expression: Expression) -> int:
-        """Count uses and nodes below; note the rules met."""
+    def measure(self, expression: Expression, references: list[str]) -> int:
+        """Count uses and nodes below; note the rules met in `references`."""
         key = id(expression)
         uses = self.uses.get(key, 0)
         self.uses[key] = uses + 1
         if uses:
+            references.extend(self.referring.get(key, ()))
             return self.sizes[key]
         self.kept.append(expression)
-        size = 1
+        size, before = 1, len(references)
         match expression:
             case Literal(data):
                 size = len(data) or 1
             case Sequence(parts) | Choice(parts):
                 for part in parts:
-                    size += self.measure(part)
+                    size += self.measure(part, references)
             case Repeat(inner):
-                size += self.measure(inner)
+                size += self.measure(inner, references)
             case Reference(name):
-                self.reached.setdefault(name)
+                references.append(name)
+        if len(references) > before:
+            self.referring[key] = list(dict.fromkeys(references[before:]))
         self.sizes[key] = size
         return size
 
@@ -412,19 +433,46 @@ class _Analysis:
         return self.uses.get(key, 0) > 1 and self.sizes[key] >= self.SHARE_FROM
 
     def settle(self) -> None:
-        """The least fixpoint over the rules: start from 'matches nothing' and grow."""
-        for name in self.reached:
+        """The least fixpoint over the rules: start from 'matches nothing' and grow.
+
+        In an order in which rules come after those they refer to, one round settles all but cycles.
+        """
+        order, cyclic = self.ordered()
+        for name in order:
             self.rule_facts[name] = _Facts(False, False)
-        changed = bool(self.reached)
+        changed = True
         while changed:
             changed = False
-            self.known.clear()
-            for name in reversed(self.reached):  # the rules used come after those that use them
+            for key in self.referring:
+                self.known.pop(key, None)
+            for name in order:
                 facts = self.of(self.rules[name])
                 if facts != self.rule_facts[name]:
                     self.rule_facts[name] = facts
-                    changed = True
-        self.known.clear()
+                    changed = cyclic
+
+    def ordered(self) -> tuple[list[str], bool]:
+        """The reached rules in post-order, and whether any refers back to one that is not done."""
+        order: list[str] = []
+        state: dict[str, int] = {}  # 1 = being visited, 2 = done
+        cyclic = False
+        for root in self.reached:
+            stack = [root]
+            while stack:
+                name = stack[-1]
+                if state.get(name) is None:
+                    state[name] = 1
+                    for other in self.reached[name]:
+                        if other not in state:
+                            stack.append(other)
+                        elif state[other] == 1:
+                            cyclic = True
+                else:
+                    stack.pop()
+                    if state[name] == 1:
+                        state[name] = 2
+                        order.append(name)
+        return order, cyclic
 
     def of(self, expression: Expression) -> _Facts:
         key = id(expression)
@@ -437,16 +485,24 @@ class _Analysis:
         match expression:
             case Literal(data):
                 written = not self.absent or not any(self.absent >> byte & 1 for byte in data)
-                return _Facts(written, not data)
+                return _FACTS[written, not data]
             case ByteSet(bits):
-                return _Facts(bits & ~self.absent != 0, False)
+                return _FACTS[bits & ~self.absent != 0, False]
             case Sequence(parts):
-                facts = [self.of(part) for part in parts]
-                productive = all(fact.productive for fact in facts)
-                return _Facts(productive, productive and all(fact.nullable for fact in facts))
+                nullable = True
+                for part in parts:
+                    fact = self.of(part)
+                    if not fact.productive:
+                        return _FACTS[False, False]
+                    nullable = nullable and fact.nullable
+                return _FACTS[True, nullable]
             case Choice(parts):
-                facts = [self.of(part) for part in parts]
-                return _Facts(any(f.productive for f in facts), any(f.nullable for f in facts))
+                productive = nullable = False
+                for part in parts:
+                    fact = self.of(part)
+                    productive = productive or fact.productive
+                    nullable = nullable or fact.nullable
+                return _FACTS[productive, nullable]
             case Repeat(inner, low, high):
                 if high is not None and high < low:
                     return _Facts(False, False)
