@@ -117,9 +117,9 @@ class Feed:
         return requests
 
     def exhausted(self) -> bool:
-        """Whether every row has been handed out or settled."""
+        """Whether every row has its outcome: none is to come, and none that is out may come back."""
         with self._changed:
-            return not self._reading and not self._ready and not self._unready
+            return not (self._reading or self._ready or self._unready or self.running)
 
     def wait(self, seconds: float) -> None:
         """Until something may be ready, or `seconds` have passed."""

@@ -15,22 +15,15 @@ from itertools import chain
 from pathlib import Path
 
 from jfbatch.config import RunConfig
-from jfbatch.engine.engine import Engine, EngineConfig
 from jfbatch.engine.identity import model_identity
-from jfbatch.engine.model import LoadedModel, check_model_name, load_model, set_threads
-from jfbatch.engine.runner import Runner
+from jfbatch.engine.model import check_model_name
 from jfbatch.errors import InputError, InvalidGrammar, UsageError
-from jfbatch.feed import Feed, FeedOptions
-from jfbatch.grammar import Vocabulary
-from jfbatch.grammar.cache import GrammarCache
-from jfbatch.grammar.compiler import Compiler, CompilerOptions
 from jfbatch.grammar.json_schema import schema_to_rules
 from jfbatch.grammar.regex import RAW_UTF8, regex_to_expression
 from jfbatch.outcomes import Outcomes
 from jfbatch.report.progress import Progress
 from jfbatch.report.summary import print_summary
 from jfbatch.rows.columns import Columns
-from jfbatch.rows.prompt import PromptRenderer
 from jfbatch.rows.reader import ReaderOptions, check_inputs, read_rows
 from jfbatch.rows.row import Pattern, Row
 from jfbatch.rows.store import Store
@@ -49,13 +42,12 @@ def run(config: RunConfig) -> int:
         outcomes = Outcomes(store, progress, config.retries, config.max_failures)
         signals = stack.enter_context(Signals(config.grace, outcomes.status_line))
         rows = outcomes.still_to_run(read_rows(config.inputs, plan.reader))
-        damage = decode(config, plan, rows, outcomes, signals)
+        damage = decode(config, rows, outcomes, signals)
         if signals.received or outcomes.too_many_failures:
             store.commit()
             progress.say(how_to_continue(config, outcomes))
             return signals.exit_code or 1
-        columns = Columns(outcomes.shared_pattern, config.flatten, config.keep)
-        finished = store.finish(columns)
+        finished = store.finish(make_columns(config, outcomes.shared_pattern))
     print_summary(outcomes.statistics(finished.statuses), plan.output, quiet=config.quiet)
     if config.summary_json:
         outcomes.write_summary(config.summary_json, config, finished.statuses)
@@ -77,7 +69,13 @@ def check(config: RunConfig) -> Plan:
     """Look at everything that can be wrong without loading a model. Raises UsageError or ModelError."""
     if config.output is None:
         raise UsageError("no output: say where the table goes with -o TABLE.parquet")
+    if config.raw and config.system is not None:
+        raise UsageError("a system text needs the chat template: give either --system or --raw")
+    if config.summary_json is not None and not config.summary_json.parent.is_dir():
+        raise UsageError(f"--summary-json: there is no directory {config.summary_json.parent}")
     pattern = default_pattern(config)
+    if pattern is not None:
+        check_pattern(config, pattern)
     reader = ReaderOptions(
         keep=config.keep,
         pattern=pattern,
@@ -90,25 +88,30 @@ def check(config: RunConfig) -> Plan:
 
 
 def default_pattern(config: RunConfig) -> Pattern | None:
-    """The pattern for rows without their own, checked as far as it can be without a tokenizer."""
-    try:
-        if config.schema_file is not None:
-            pattern = Pattern.of_schema(read_schema(config.schema_file))
-            validator(pattern)
-            schema_to_rules(
-                pattern.schema, style=config.json_style, objects=config.objects, strict=config.strict
-            )
-            return pattern
-        if config.regex is not None:
-            regex_to_expression(config.regex, dialect="python", alphabet=RAW_UTF8)
-            return Pattern("regex", config.regex)
-    except InvalidGrammar as error:
-        raise UsageError(f"{config.schema_file or '--regex'}: {error}") from None
+    """The pattern for rows without their own. Raises UsageError where it cannot be read."""
+    if config.schema_file is not None:
+        return Pattern.of_schema(read_schema(config.schema_file))
+    if config.regex is not None:
+        return Pattern("regex", config.regex)
     if config.choice:
         return Pattern.of_choices(list(config.choice))
     if config.grammar_file is not None:
         raise UsageError("--grammar: grammar files are not supported yet; use --schema, --regex or --choice")
     return None
+
+
+def check_pattern(config: RunConfig, pattern: Pattern) -> None:
+    """Raise UsageError where it shows without a tokenizer that the pattern cannot be enforced."""
+    try:
+        if pattern.kind == "schema":
+            validator(pattern)
+            schema_to_rules(
+                pattern.schema, style=config.json_style, objects=config.objects, strict=config.strict
+            )
+        elif pattern.kind == "regex":
+            regex_to_expression(pattern.text, dialect="python", alphabet=RAW_UTF8)
+    except InvalidGrammar as error:
+        raise UsageError(f"{config.schema_file or '--regex'}: {error}") from None
 
 
 def read_schema(path: Path) -> object:
@@ -124,6 +127,11 @@ def read_schema(path: Path) -> object:
     return schema
 
 
+def make_columns(config: RunConfig, pattern: Pattern | None) -> Columns:
+    """The table's columns, `pattern` being what all rows share."""
+    return Columns(pattern, config.flatten, config.keep, open_objects=config.objects == "open")
+
+
 def open_store(config: RunConfig, plan: Plan) -> Store:
     """The results of this output, those of an earlier start included."""
     fingerprint = {
@@ -132,6 +140,7 @@ def open_store(config: RunConfig, plan: Plan) -> Store:
         "pattern": plan.pattern.fingerprint if plan.pattern else "",
         "json-style": config.json_style,
         "objects": config.objects,
+        "strict": str(config.strict),
         "system": config.system or "",
         "raw": str(config.raw),
         "max-tokens": str(config.max_tokens),
@@ -140,7 +149,7 @@ def open_store(config: RunConfig, plan: Plan) -> Store:
     }
     return Store(
         plan.output,
-        Columns(plan.pattern, config.flatten, config.keep),
+        make_columns(config, plan.pattern),
         fingerprint,
         flush_rows=config.flush_rows,
         flush_seconds=config.flush_seconds,
@@ -150,97 +159,17 @@ def open_store(config: RunConfig, plan: Plan) -> Store:
     )
 
 
-def decode(
-    config: RunConfig, plan: Plan, rows: Iterator[Row], outcomes: Outcomes, signals: Signals
-) -> InputError | None:
-    """Run the rows through the model; returns what was wrong with the input where it could not be read on."""
+def decode(config: RunConfig, rows: Iterator[Row], outcomes: Outcomes, signals: Signals) -> InputError | None:
+    """Run what has no result yet; returns what was wrong with the input where it could not be read on."""
     try:
         first = next(rows, None)
     except InputError as error:
         return error
-    if first is None:  # every row has its result already: no model needed
+    if first is None or signals.received:  # nothing to do: no model needed
         return None
-    outcomes.progress.say(f"loading {config.model}")
-    set_threads(config.threads)
-    loaded = load_model(
-        config.model, config.device, config.dtype, config.cache_directory, config.trust_remote_code
-    )
-    vocabulary = vocabulary_of(loaded)
-    engine = make_engine(config, loaded, vocabulary)
-    signals.on_stop(engine.stop)
-    compiler_options = CompilerOptions(
-        style=config.json_style,
-        objects=config.objects,
-        strict=config.strict,
-        timeout=config.compile_timeout,
-        threads=config.compile_threads,
-    )
-    feed_options = FeedOptions(
-        max_tokens=config.max_tokens,
-        temperature=config.temperature,
-        seed=config.seed,
-        context_length=loaded.context_length,
-        window=config.window,
-    )
-    with (
-        GrammarCache(config.cache_directory / "grammars") as cache,
-        Compiler(vocabulary, compiler_options, cache) as compiler,
-        Feed(
-            chain([first], rows),
-            PromptRenderer(loaded.tokenizer, config.system, config.raw),
-            compiler,
-            feed_options,
-            outcomes.reject,
-            outcomes.each_step,
-        ) as feed,
-    ):
-        outcomes.watch(engine.statistics, compiler.statistics)
-        for completion in engine.run(feed):
-            waiting = feed.finished(completion.key)
-            if outcomes.needs_another_try(waiting, completion):
-                feed.again(waiting)
-            else:
-                outcomes.complete(waiting, completion)
-            if outcomes.too_many_failures:
-                engine.stop()
-        if feed.error is not None and not isinstance(feed.error, InputError):
-            raise feed.error
-    return feed.error
+    from jfbatch import decoding  # here, because it brings torch and transformers
 
-
-def vocabulary_of(loaded: LoadedModel) -> Vocabulary:
-    """The model's tokenizer as bytes, as wide as its logits."""
-    size = loaded.model.config.get_text_config().vocab_size
-    return Vocabulary.from_tokenizer(loaded.tokenizer, size=size, end_ids=loaded.end_ids)
-
-
-class ModelTokenization:
-    """A tokenizer as the engine needs it (`engine.retokenize.Tokenization`)."""
-
-    def __init__(self, loaded: LoadedModel, vocabulary: Vocabulary) -> None:
-        self.tokenizer = loaded.tokenizer
-        self.vocabulary = vocabulary
-        self.end_ids = loaded.end_ids
-
-    def encode(self, text: str) -> list[int]:
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
-        return ids
-
-    def token_bytes(self, token_id: int) -> bytes:
-        return self.vocabulary.token_bytes[token_id] or b""
-
-
-def make_engine(config: RunConfig, loaded: LoadedModel, vocabulary: Vocabulary) -> Engine:
-    """The engine for this model and these settings."""
-    settings = EngineConfig(
-        batch_size=config.batch_size,
-        context_length=loaded.context_length,
-        jump=config.jump,
-        drafts=config.drafts,
-    )
-    if config.kv_memory is not None:
-        settings = EngineConfig(**{**settings.__dict__, "kv_memory": config.kv_memory})
-    return Engine(Runner(loaded.model), ModelTokenization(loaded, vocabulary), settings)
+    return decoding.decode(config, chain([first], rows), outcomes, signals)
 
 
 def how_to_continue(config: RunConfig, outcomes: Outcomes) -> str:

@@ -11,10 +11,11 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jfbatch.config import RunConfig
-from jfbatch.engine.engine import EngineStatistics
 from jfbatch.engine.sequence import Completion
+from jfbatch.errors import OutputError
 from jfbatch.feed import Waiting
 from jfbatch.grammar.compiler import CompilerStatistics
 from jfbatch.report.progress import Progress, progress_text
@@ -23,6 +24,9 @@ from jfbatch.rows.result import RowResult
 from jfbatch.rows.row import Pattern, Row
 from jfbatch.rows.store import Store
 from jfbatch.rows.validate import validator
+
+if TYPE_CHECKING:  # it brings torch, which a run with nothing left to do goes without
+    from jfbatch.engine.engine import EngineStatistics
 
 _STATUS_OF = {"finished": "ok", "shortened": "shortened", "failed": "failed"}
 
@@ -40,7 +44,7 @@ class Outcomes:
         self.rows_total: int | None = None
         self.prompt_tokens = 0
         self.started = time.monotonic()
-        self.engine = EngineStatistics()
+        self.engine: EngineStatistics | None = None  # there is none before the model is loaded
         self.compiler = CompilerStatistics()
         self._patterns: set[Pattern | None] = set()
         self._lock = threading.RLock()
@@ -145,23 +149,25 @@ class Outcomes:
 
     def statistics(self, final: Mapping[str, int] | None = None) -> RunStatistics:
         """A snapshot; `final` are the finished table's counts, which include rows kept from before."""
-        counts = {status: count for status, count in (final or self.counts).items() if count}
+        # A copy in one go: the reader thread may be counting.
+        counts = {status: count for status, count in dict(final or self.counts).items() if count}
         if final is None and self.rows_kept:
             counts["ok"] = counts.get("ok", 0) + self.rows_kept
+        engine = self.engine
         return RunStatistics(
             rows_total=self.rows_total,
             rows_kept=self.rows_kept,
             status_counts=counts,
             prompt_tokens=self.prompt_tokens,
-            sampled_tokens=self.engine.sampled_tokens,
-            jumped_tokens=self.engine.jumped_tokens,
-            forward_passes=self.engine.forward_passes,
+            sampled_tokens=engine.sampled_tokens if engine else 0,
+            jumped_tokens=engine.jumped_tokens if engine else 0,
+            forward_passes=engine.forward_passes if engine else 0,
             patterns_compiled=self.compiler.compiled,
             patterns_loaded=self.compiler.loaded,
             patterns_failed=self.compiler.failed,
             compile_seconds=self.compiler.seconds,
-            prefill_seconds=self.engine.prefill_seconds,
-            decode_seconds=self.engine.decode_seconds,
+            prefill_seconds=engine.prefill_seconds if engine else 0,
+            decode_seconds=engine.decode_seconds if engine else 0,
             elapsed_seconds=time.monotonic() - self.started,
         )
 
@@ -169,11 +175,14 @@ class Outcomes:
         return all(status in GOOD_STATUSES for status, count in final.items() if count)
 
     def write_summary(self, path: Path, config: RunConfig, final: Mapping[str, int]) -> None:
-        """Counts, timings and settings as one JSON file. Raises OSError."""
+        """Counts, timings and settings as one JSON file. Raises OutputError."""
         statistics = self.statistics(final)
         document = {
             "rows": dict(final),
             "statistics": {name: getattr(statistics, name) for name in statistics.__dataclass_fields__},
             "settings": json.loads(config.model_dump_json()),
         }
-        path.write_text(json.dumps(document, indent=2, default=dict) + "\n", encoding="utf-8")
+        try:
+            path.write_text(json.dumps(document, indent=2, default=dict) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise OutputError(f"{path} cannot be written: {error.strerror or error}") from None

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
@@ -24,6 +23,7 @@ class Signals:
         self._grace = grace
         self._status_line = status_line
         self._stop: Callable[[], None] | None = None
+        self._timer: threading.Timer | None = None
         self._before: dict[int, Any] = {}
 
     @property
@@ -50,6 +50,8 @@ class Signals:
         value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
@@ -59,11 +61,12 @@ class Signals:
                 os._exit(128 + number)
             return
         self.received = number
-        timer = threading.Timer(self._grace, os._exit, (128 + number,))
-        timer.daemon = True
-        timer.start()
+        self._timer = threading.Timer(self._grace, os._exit, (128 + number,))
+        self._timer.daemon = True
+        self._timer.start()
         if self._stop is not None:
             self._stop()
 
     def _on_status_signal(self, _number: int, _frame: FrameType | None) -> None:
-        print(self._status_line(), file=sys.stderr, flush=True)
+        # Not through sys.stderr: the signal may have come in the middle of a write to it.
+        os.write(2, f"{self._status_line()}\n".encode())

@@ -22,6 +22,7 @@ Expression = Union[
     "Intersection",
     "Difference",
     "ExplicitAutomaton",
+    "TextExcept",
 ]
 
 
@@ -110,6 +111,25 @@ class ExplicitAutomaton:
 
     transitions: tuple[tuple[tuple[int, int], ...], ...]
     accepting: tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TextExcept:
+    """Free text that is none of the `words`, for the undeclared keys of an object.
+
+    `text` is all free text; `plain` (bits as in ByteSet) are the bytes that are a whole character each;
+    `not_plain` is the free text that does not start with one. The words hold plain bytes only, sorted.
+    The same language as `difference`, but a program can write it down as a trie turned inside out.
+    """
+
+    words: tuple[bytes, ...]
+    plain: int
+    text: Expression
+    not_plain: Expression
+
+    @property
+    def difference(self) -> Difference:
+        return Difference(self.text, Choice(tuple(map(Literal, self.words))))
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ After R. Cox, "Regular Expression Matching: the Virtual Machine Approach" (2009)
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -32,9 +33,15 @@ from jfbatch.grammar.expression import (
     Repeat,
     RuleSet,
     Sequence,
+    TextExcept,
 )
 
 MAX_INSTRUCTIONS = 8_000_000
+
+MIN_TEMPLATE, MAX_TEMPLATE = 16, 600  # nodes of an expression worth keeping ready-made
+LIBRARY_SIZE = 2048
+
+_SET_OPERATIONS = frozenset({Intersection, Difference, ExplicitAutomaton})
 
 # Turns an Intersection or Difference, given a look-up of rules, into a language.Dfa.
 LeafCompiler = Callable[[Expression, Callable[[str], Expression]], Any]
@@ -94,7 +101,8 @@ def compile_program(
     `absent_bytes` cannot be written (no token has them): texts with them are left out.
     Raises InvalidGrammar if nothing matches, GrammarTooLarge past MAX_INSTRUCTIONS.
     """
-    return _Compilation(grammar, leaf, free_character, absent_bytes).program()
+    absent = ByteSet.of(absent_bytes).bits
+    return _Compilation(grammar, leaf, free_character, absent, _library(free_character, absent)).program()
 
 
 class _Facts(NamedTuple):
@@ -115,7 +123,8 @@ class _Compilation:
         grammar: RuleSet,
         leaf: LeafCompiler | None,
         free_character: Expression | None,
-        absent_bytes: Iterable[int],
+        absent: int,
+        library: _Library | None,
     ) -> None:
         self.grammar = grammar
         self.free_character = free_character
@@ -130,7 +139,7 @@ class _Compilation:
         self.leaves: list[tuple[int, Any]] = []  # (first instruction, Dfa)
         self.entries: dict[Hashable, int] = {}  # rule name or shared expression -> its entry
         self.pending: list[tuple[int, Expression]] = []
-        self.facts = _Analysis(grammar, leaf, absent_bytes)
+        self.facts = _Analysis(grammar, leaf, absent, library)
 
     def program(self) -> Program:
         match = self.emit(machine.MATCH)
@@ -140,7 +149,7 @@ class _Compilation:
         start = self.compile(self.grammar.start, match, -1)
         while self.pending:
             entry, body = self.pending.pop()
-            self.x[entry] = self.compile(body, self.ret, -1)
+            self.x[entry] = self.compile(body, self.ret, -1, inline=True)
         return Program(self.assemble(), start)
 
     def emit(self, op: int, x: int = 0, y: int = 0, loop: int = -1) -> int:
@@ -158,35 +167,60 @@ class _Compilation:
         if len(self.op) >= MAX_INSTRUCTIONS:
             raise GrammarTooLarge(f"the pattern needs more than {MAX_INSTRUCTIONS:,} instructions")
 
-    def compile(self, expression: Expression, after: int, loop: int) -> int:
+    def compile(self, expression: Expression, after: int, loop: int, inline: bool = False) -> int:
         """Code for `expression` followed by instruction `after`; returns its entry.
 
-        `loop` is the LOOP whose body this is in, -1 in none.
+        `loop` is the LOOP whose body this is in, -1 in none. With `inline`, it is not called even if it
+        is used in several places.
         """
-        match expression:
-            case Literal(data):
-                return self.compile_literal(data, after, loop)
-            case ByteSet(bits):
-                return self.emit(machine.BYTE, self.byte_set(bits & ~self.facts.absent), after, loop=loop)
-            case Sequence(parts):
-                if self.facts.shared(expression):
-                    return self.call(id(expression), expression, after, loop)
-                for part in reversed(parts):
-                    after = self.compile(part, after, loop)
-                return after
-            case Choice(parts):
-                if self.facts.shared(expression):
-                    return self.call(id(expression), expression, after, loop)
-                return self.compile_choice(parts, after, loop)
-            case Repeat(inner, low, high):
-                if self.facts.shared(expression):
-                    return self.call(id(expression), expression, after, loop)
-                return self.compile_repeat(inner, low, high, after, loop)
-            case Reference(name):
-                return self.call(("rule", name), self.facts.rule(name), after, loop)
-            case Intersection() | Difference() | ExplicitAutomaton():
-                return self.call(("leaf", expression), expression, after, loop)
+        kind = type(expression)
+        if kind is Literal:
+            return self.compile_literal(expression.data, after, loop)
+        if kind is ByteSet:
+            return self.emit(machine.BYTE, self.byte_set(expression.bits & ~self.facts.absent), after, loop)
+        if kind is Reference:
+            return self.call(("rule", expression.name), self.facts.rule(expression.name), after, loop)
+        if kind in _SET_OPERATIONS:
+            return self.call(("leaf", expression), expression, after, loop)
+        if not inline and self.facts.shared(expression):
+            return self.call(id(expression), expression, after, loop)
+        template = self.facts.templates.get(id(expression))
+        if template is not None:
+            return self.insert(template, after, loop)
+        if kind is Sequence:
+            for part in reversed(expression.parts):
+                after = self.compile(part, after, loop)
+            return after
+        if kind is Choice:
+            return self.compile_choice(expression.parts, after, loop)
+        if kind is TextExcept:
+            return self.compile_text_except(expression, after, loop)
+        if kind is Repeat:
+            return self.compile_repeat(expression.inner, expression.low, expression.high, after, loop)
         raise TypeError(f"not an expression: {expression!r}")
+
+    def insert(self, template: Template, after: int, loop: int) -> int:
+        """A copy of ready-made code, its addresses moved here."""
+        self.check_limits()
+        base, first_target = len(self.op), len(self.targets)
+        moved = [0, base, first_target]
+        numbers = [self.byte_set(bits & ~self.facts.absent) for bits in template.sets]
+        self.op += template.op
+        self.x += [
+            numbers[x] if kind < 0 else x + moved[kind]
+            for x, kind in zip(template.x, template.x_kinds, strict=True)
+        ]
+        self.y += [
+            after if y == template.after else y + base if is_address else y
+            for y, is_address in zip(template.y, template.y_is_address, strict=True)
+        ]
+        self.loop_of += [loop if at < 0 else at + base for at in template.loop_of]
+        self.targets += [after if at == template.after else at + base for at in template.targets]
+        for at, bounds in template.bounds.items():
+            self.bounds[at + base] = bounds
+        for at, free in template.free.items():
+            self.free[at + base] = free
+        return after if template.entry == template.after else template.entry + base
 
     def compile_literal(self, data: bytes, after: int, loop: int) -> int:
         """`emit` once per byte, in one go: most of a grammar is literals."""
@@ -205,11 +239,11 @@ class _Compilation:
         """A call of a rule, or a jump where nothing is left to do after it."""
         entry = self.entries.get(key)
         if entry is None:
-            if isinstance(body, Intersection | Difference | ExplicitAutomaton):
+            if type(body) in _SET_OPERATIONS:
                 entry = self.compile_leaf(body)
             else:
                 entry = self.emit(machine.JUMP)
-                self.pending.append((entry, _unshared(body)))
+                self.pending.append((entry, body))
             self.entries[key] = entry
         if after == self.ret:
             return entry
@@ -229,6 +263,36 @@ class _Compilation:
             literals.sort()
             entries.extend(self.compile_literals(literals, 0, len(literals), 0, after, loop))
         return self.split(entries, loop)
+
+    def compile_text_except(self, expression: TextExcept, after: int, loop: int) -> int:
+        """The trie of the words turned inside out: at each of its nodes the text may end unless a word
+        does, go on along the trie, or leave it by any other character and be free.
+        """
+        free = self.compile(expression.text, after, loop)
+        not_plain = self.compile(expression.not_plain, after, loop)
+        words, plain = expression.words, expression.plain & ~self.facts.absent
+
+        def node(first: int, last: int, depth: int) -> int:
+            entries, taken = [not_plain], 0
+            if len(words[first]) == depth:
+                first += 1
+            else:
+                entries.append(after)
+            while first < last:
+                byte = words[first][depth]
+                end = first + 1
+                while end < last and words[end][depth] == byte:
+                    end += 1
+                taken |= 1 << byte
+                entries.append(
+                    self.emit(machine.BYTE, self.byte_set(1 << byte), node(first, end, depth + 1), loop)
+                )
+                first = end
+            if plain & ~taken:
+                entries.append(self.emit(machine.BYTE, self.byte_set(plain & ~taken), free, loop))
+            return self.split(entries, loop)
+
+        return node(0, len(words), 0)
 
     def compile_literals(
         self, texts: list[bytes], first: int, last: int, depth: int, after: int, loop: int
@@ -293,7 +357,7 @@ class _Compilation:
         """The body of a loop; where it is one free character, its first instructions are noted."""
         if inner is not self.free_character or not isinstance(inner, Choice):
             return self.compile(inner, after, loop)
-        entry = self.compile_choice(inner.parts, after, loop)
+        entry = self.compile(inner, after, loop, inline=True)
         for target in self.targets[self.x[entry] : self.x[entry] + self.y[entry]]:
             if self.op[target] == machine.BYTE:
                 self.free[target] = 1 if self.op[after] == machine.INCREMENT else 2
@@ -364,12 +428,17 @@ class _Compilation:
 class _Analysis:
     """Facts about expressions and rules: which match nothing, which match the empty text, which recur."""
 
-    SHARE_FROM = 6  # a subexpression of this many nodes that stands in several places becomes a rule
+    share_from = 6  # a subexpression of this many nodes that stands in several places becomes a rule
 
-    def __init__(self, grammar: RuleSet, leaf: LeafCompiler | None, absent_bytes: Iterable[int]) -> None:
+    def __init__(
+        self, grammar: RuleSet, leaf: LeafCompiler | None, absent: int, library: _Library | None
+    ) -> None:
         self.rules = grammar.rules
         self.leaf = leaf
-        self.absent = ByteSet.of(absent_bytes).bits
+        self.absent = absent
+        self.library = library
+        self.templates: dict[int, Template] = {}
+        self.foreign: set[int] = set()  # no part of a template: depends on this grammar, or is one
         self.uses: dict[int, int] = {}
         self.sizes: dict[int, int] = {}
         self.referring: dict[int, list[str]] = {}  # expression -> the References below it, if any
@@ -412,25 +481,45 @@ class _Analysis:
             references.extend(self.referring.get(key, ()))
             return self.sizes[key]
         self.kept.append(expression)
-        size, before = 1, len(references)
-        match expression:
-            case Literal(data):
-                size = len(data) or 1
-            case Sequence(parts) | Choice(parts):
-                for part in parts:
-                    size += self.measure(part, references)
-            case Repeat(inner):
-                size += self.measure(inner, references)
-            case Reference(name):
-                references.append(name)
+        if self.library is not None and (template := self.library.get(expression)) is not None:
+            self.templates[key] = template
+            self.foreign.add(key)
+            self.known[key] = template.facts
+            self.sizes[key] = template.size
+            return template.size
+        kind = type(expression)
+        size, before, own = 1, len(references), True
+        if kind is Literal:
+            size = len(expression.data) or 1
+        elif kind is Sequence or kind is Choice:
+            for part in expression.parts:
+                size += self.measure(part, references)
+                own = own and id(part) not in self.foreign
+        elif kind is Repeat:
+            size += self.measure(expression.inner, references)
+            own = id(expression.inner) not in self.foreign
+        elif kind is Reference:
+            references.append(expression.name)
+            own = False
+        elif kind in _SET_OPERATIONS:
+            own = False
+        elif kind is TextExcept:
+            size += self.measure(expression.text, references) + self.measure(expression.not_plain, references)
+            size += len(expression.words)
+            own = False
         if len(references) > before:
             self.referring[key] = list(dict.fromkeys(references[before:]))
         self.sizes[key] = size
+        if own and self.library is not None and MIN_TEMPLATE <= size <= MAX_TEMPLATE and kind is not Literal:
+            self.library.note(expression)
+            own = False  # the larger ones around it are made of it
+        if not own:
+            self.foreign.add(key)
         return size
 
     def shared(self, expression: Expression) -> bool:
         key = id(expression)
-        return self.uses.get(key, 0) > 1 and self.sizes[key] >= self.SHARE_FROM
+        return self.uses.get(key, 0) > 1 and self.sizes[key] >= self.share_from
 
     def settle(self) -> None:
         """The least fixpoint over the rules: start from 'matches nothing' and grow.
@@ -510,21 +599,95 @@ class _Analysis:
                 return _Facts(low == 0 or fact.productive, low == 0 or fact.nullable)
             case Reference(name):
                 return self.rule_facts[name]
+            case TextExcept(words):
+                return _FACTS[True, words[0] != b""]
             case _:
                 dfa = self.explicit(expression)
                 return _Facts(not dfa.is_empty, dfa.accepts_empty_text)
 
 
-def _unshared(expression: Expression) -> Expression:
-    """The same expression as a new object, so that its own rule body is not again a call of itself."""
-    match expression:
-        case Sequence(parts):
-            return Sequence(parts)
-        case Choice(parts):
-            return Choice(parts)
-        case Repeat(inner, low, high):
-            return Repeat(inner, low, high)
-    return expression
+@dataclass(frozen=True)
+class Template:
+    """Ready-made code of an expression that stands in many grammars, to be copied with its addresses moved.
+
+    Addresses are relative to its first instruction; `after` (-1) stands for what follows it. x_kinds: -1 a
+    number in `sets`, 0 no address, 1 an instruction, 2 a place in `targets`.
+    """
+
+    expression: Expression  # kept, because its id is the key
+    size: int
+    facts: _Facts
+    entry: int
+    op: list[int]
+    x: list[int]
+    x_kinds: list[int]
+    y: list[int]
+    y_is_address: list[bool]
+    loop_of: list[int]
+    targets: list[int]
+    sets: list[int]
+    bounds: dict[int, tuple[int, int]]
+    free: dict[int, int]
+    after: int = -1
+
+    @staticmethod
+    def of(expression: Expression, free_character: Expression | None, absent: int) -> Template:
+        """The template of an expression without References and set operations."""
+        made = _Compilation(RuleSet(expression), None, free_character, absent, library=None)
+        made.facts.share_from = MAX_TEMPLATE + 1
+        entry = made.compile(expression, -1, -1)
+        kinds = {machine.BYTE: -1, machine.SPLIT: 2, machine.JUMP: 1}
+        kinds |= {machine.PUSH: 1, machine.LOOP: 1, machine.INCREMENT: 1}
+        return Template(
+            expression=expression,
+            size=made.facts.sizes[id(expression)],
+            facts=made.facts.of(expression),
+            entry=entry,
+            op=made.op,
+            x=made.x,
+            x_kinds=[kinds[op] for op in made.op],
+            y=made.y,
+            y_is_address=[op in (machine.BYTE, machine.LOOP) for op in made.op],
+            loop_of=made.loop_of,
+            targets=made.targets,
+            sets=list(made.sets),
+            bounds=made.bounds,
+            free=made.free,
+        )
+
+
+class _Library:
+    """Templates of the expressions that came up in more than one compilation, by identity."""
+
+    def __init__(self, free_character: Expression | None, absent: int) -> None:
+        self.free_character = free_character
+        self.absent = absent
+        self.entries: OrderedDict[int, Template | Expression] = OrderedDict()
+
+    def get(self, expression: Expression) -> Template | None:
+        found = self.entries.get(id(expression))
+        return found if isinstance(found, Template) else None
+
+    def note(self, expression: Expression) -> None:
+        """An expression fit for a template was met: remembered once, made into a template the next time."""
+        key = id(expression)
+        if key in self.entries:
+            self.entries[key] = Template.of(expression, self.free_character, self.absent)
+        else:
+            self.entries[key] = expression
+            if len(self.entries) > LIBRARY_SIZE:
+                self.entries.popitem(last=False)
+
+
+_libraries: dict[tuple[int, int], _Library] = {}
+
+
+def _library(free_character: Expression | None, absent: int) -> _Library:
+    """The templates of this process for one free character (a constant) and one set of absent bytes."""
+    key = id(free_character), absent
+    if key not in _libraries:
+        _libraries[key] = _Library(free_character, absent)
+    return _libraries[key]
 
 
 def _is_one_repeat(inner: Repeat, low: int) -> bool:

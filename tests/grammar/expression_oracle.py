@@ -20,6 +20,7 @@ from jfbatch.grammar.expression import (
     Reference,
     Repeat,
     Sequence,
+    TextExcept,
 )
 
 Rows = tuple[tuple[tuple[int, int], ...], ...]
@@ -66,6 +67,8 @@ class Oracle:
                 return self.ends(include, start) - self.ends(exclude, start)
             case ExplicitAutomaton(transitions, accepting):
                 return self.walk(transitions, accepting, start)
+            case TextExcept():
+                return self.ends(expression.difference, start)
         raise TypeError(expression)
 
     def repeats(self, inner: Expression, low: int, high: int | None, start: int) -> set[int]:
@@ -149,6 +152,8 @@ def sample(expression: Expression, source: random.Random, tries: int = 200) -> b
             raise CannotSample
         case ExplicitAutomaton(transitions, accepting):
             return _random_walk(transitions, accepting, source)
+        case TextExcept():
+            return sample(expression.difference, source, tries)
     raise TypeError(expression)
 
 
@@ -182,6 +187,8 @@ def size(expression: Expression) -> int:
                 return 1 + count(include) + count(exclude)
             case ExplicitAutomaton(transitions):
                 return sum(1 + len(row) for row in transitions)
+            case TextExcept(words):
+                return 1 + sum(map(len, words)) + count(node.text) + count(node.not_plain)
         return 1
 
     return count(expression)

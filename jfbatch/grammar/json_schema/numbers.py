@@ -18,35 +18,34 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal, Inexact, local
 from functools import lru_cache
 
 from jfbatch.grammar.expression import (
-    EMPTY,
     NOTHING,
-    ByteSet,
     Expression,
     Intersection,
     choice,
     literal,
     optional,
-    repeat,
     sequence,
+)
+from jfbatch.grammar.json_schema.digits import (
+    MAX_INTEGER_DIGITS,
+    ZERO,
+    Fraction,
+    digit_between,
+    digit_range,
+    with_fraction,
 )
 from jfbatch.grammar.json_schema.multiples import decimal_multiples, integer_multiples
 
 Number = int | float | Decimal
 
-MAX_INTEGER_DIGITS = 40
 MAX_FRACTION_DIGITS = 24
 SPARE_DIGITS = 17  # kept free behind the digits of a bound
 MAX_BOUND_FRACTION = 60  # digits of a bound after the point that plain numbers look at
 MAX_MANTISSA_DIGITS = 16  # after the point, with an exponent
 MAX_EXPONENT = 307
 MAX_LISTED = 1_000  # multiples in a range that are simply listed
-MAX_NESTED_DIGITS = 60  # longer bounds are compared by alternatives side by side
 
-DIGIT = ByteSet.span(0x30, 0x39)
-_NONZERO = ByteSet.span(0x31, 0x39)
 _MINUS = literal("-")
-_ZERO = literal("0")
-_POINT = literal(".")
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,80 +197,6 @@ def _after_minus(magnitude: Expression) -> Expression:
     return sequence(_MINUS, magnitude)
 
 
-def digit_range(low: int, high: int | None) -> Expression:
-    """The decimal numerals of low..high, 0 <= low, without leading zeros; high None is up to 40 digits."""
-    longest = max(MAX_INTEGER_DIGITS, len(str(low)) + 1)
-    if high is None or len(str(high)) > longest:
-        high = 10**longest - 1
-    if low > high:
-        return NOTHING
-    if low == 0:
-        return choice(_ZERO, digit_range(1, high)) if high else _ZERO
-    first, last = str(low), str(high)
-    if len(first) == len(last):
-        return _same_length(first, last)
-    parts: list[Expression] = []
-    shortest, longest = len(first), len(last)
-    if low > 10 ** (shortest - 1):
-        parts.append(_same_length(first, "9" * shortest))
-        shortest += 1
-    if high < 10**longest - 1:
-        parts.append(_same_length("1" + "0" * (longest - 1), last))
-        longest -= 1
-    if shortest <= longest:
-        parts.append(sequence(_NONZERO, repeat(DIGIT, shortest - 1, longest - 1)))
-    return choice(*parts)
-
-
-def _same_length(first: str, last: str) -> Expression:
-    """The digit strings between two of one length, by value."""
-    length = len(first)
-    if first == last:
-        return literal(first)
-    if first == "0" * length and last == "9" * length:
-        return repeat(DIGIT, length, length)
-    common = 0
-    while first[common] == last[common]:
-        common += 1
-    prefix, first, last = first[:common], first[common:], last[common:]
-    length -= common + 1
-    low, high = int(first[0]), int(last[0])
-    parts: list[Expression] = []
-    if first[1:].strip("0"):
-        parts.append(sequence(literal(first[0]), _one_sided(first[1:], upper=False)))
-        low += 1
-    if last[1:].strip("9"):
-        parts.append(sequence(literal(last[0]), _one_sided(last[1:], upper=True)))
-        high -= 1
-    if low <= high:
-        parts.append(sequence(_digits(low, high), repeat(DIGIT, length, length)))
-    return sequence(literal(prefix), choice(*parts))
-
-
-def _one_sided(bound: str, upper: bool) -> Expression:
-    """The digit strings as long as `bound` and at least (upper: at most) it."""
-    limit = "9" if upper else "0"
-    tight = len(bound.rstrip(limit))  # behind it every digit will do
-    sides = []  # by place: the digits that leave the bound for good
-    for place in range(tight):
-        digit = int(bound[place])
-        sides.append(_digits(0, digit - 1) if upper else _digits(digit + 1, 9))
-    ends = [repeat(DIGIT, len(bound) - place - 1, len(bound) - place - 1) for place in range(tight)]
-    rest = repeat(DIGIT, len(bound) - tight, len(bound) - tight)
-    if tight > MAX_NESTED_DIGITS:
-        options = [sequence(literal(bound[:place]), sides[place], ends[place]) for place in range(tight)]
-        return choice(sequence(literal(bound[:tight]), rest), *options)
-    for place in reversed(range(tight)):
-        rest = choice(sequence(literal(bound[place]), rest), sequence(sides[place], ends[place]))
-    return rest
-
-
-def _digits(low: int, high: int) -> Expression:
-    if low > high:
-        return NOTHING
-    return literal(str(low)) if low == high else ByteSet.span(0x30 + low, 0x30 + high)
-
-
 # Numbers
 
 
@@ -324,23 +249,15 @@ def _plain(low: Bound, high: Bound | None) -> Expression:
     bounded = [fraction for fraction in (low_fraction, high_fraction) if fraction is not None]
     most = max([MAX_FRACTION_DIGITS, *(len(fraction.digits) + SPARE_DIGITS for fraction in bounded)])
     if low_digits == high_digits:
-        return sequence(literal(str(low_digits)), _with_fraction(low_fraction, high_fraction, most))
+        return sequence(literal(str(low_digits)), with_fraction(low_fraction, high_fraction, most))
     parts: list[Expression] = []
     if low_fraction is not None:
-        parts.append(sequence(literal(str(low_digits)), _with_fraction(low_fraction, None, most)))
+        parts.append(sequence(literal(str(low_digits)), with_fraction(low_fraction, None, most)))
         low_digits += 1
     if high_fraction is not None:
-        parts.append(sequence(literal(str(high_digits)), _with_fraction(None, high_fraction, most)))
-    parts.append(sequence(digit_range(low_digits, high_digits - 1), _with_fraction(None, None, most)))
+        parts.append(sequence(literal(str(high_digits)), with_fraction(None, high_fraction, most)))
+    parts.append(sequence(digit_range(low_digits, high_digits - 1), with_fraction(None, None, most)))
     return choice(*parts)
-
-
-@dataclass(frozen=True, slots=True)
-class _Fraction:
-    """A bound on the digits after the point; the digits have no trailing zeros."""
-
-    digits: str
-    open: bool
 
 
 def _shortened(bound: Bound, rounding: str) -> Bound:
@@ -355,61 +272,11 @@ def _shortened(bound: Bound, rounding: str) -> Bound:
     return Bound(value, bound.open and is_exact)
 
 
-def _split(bound: Bound) -> tuple[int, _Fraction | None]:
+def _split(bound: Bound) -> tuple[int, Fraction | None]:
     """The integer part, and the bound on the fraction (None: any fraction of a lower bound will do)."""
     whole, _, fraction = f"{bound.value:f}".partition(".")
     digits = fraction.rstrip("0")
-    return int(whole), _Fraction(digits, bound.open)
-
-
-def _with_fraction(low: _Fraction | None, high: _Fraction | None, most: int) -> Expression:
-    """Nothing or a point and digits, such that the fraction is within the bounds."""
-    low = None if low is not None and not low.digits and not low.open else low
-    absent = EMPTY if _may_stop(low, high) else NOTHING
-    return choice(absent, sequence(_POINT, _fraction_digits(low, high, most, first=True)))
-
-
-def _may_stop(low: _Fraction | None, high: _Fraction | None) -> bool:
-    """Whether only zeros from here on are within the bounds."""
-    return low is None and (high is None or bool(high.digits) or not high.open)
-
-
-def _fraction_digits(low: _Fraction | None, high: _Fraction | None, most: int, first: bool) -> Expression:
-    """Up to `most` digits (first: at least one) such that what they say after the point is within."""
-    if low is not None and not low.digits and not low.open:
-        low = None
-    least = int(first)
-    if high is not None and not high.digits:
-        only_zeros = low is None and not high.open and most >= least
-        return repeat(_ZERO, least, most) if only_zeros else NOTHING
-    if low is None and high is None:
-        return repeat(DIGIT, least, most) if most >= least else NOTHING
-    if most == 0:
-        return EMPTY if _may_stop(low, high) and not first else NOTHING
-    if high is None and low is not None and not low.digits:
-        return sequence(repeat(_ZERO, 0, most - 1), _NONZERO, repeat(DIGIT, 0, most - 1))
-    low_digit = int(low.digits[:1] or "0") if low is not None else -1
-    high_digit = int(high.digits[:1]) if high is not None else 10
-    low_rest = _Fraction(low.digits[1:], low.open) if low is not None else None
-    high_rest = _Fraction(high.digits[1:], high.open) if high is not None else None
-    parts: list[Expression] = [EMPTY] if _may_stop(low, high) and not first else []
-    if low_digit == high_digit:
-        parts.append(
-            sequence(_digits(low_digit, low_digit), _fraction_digits(low_rest, high_rest, most - 1, False))
-        )
-        return choice(*parts)
-    if low is not None and low_digit < high_digit:
-        parts.append(
-            sequence(_digits(low_digit, low_digit), _fraction_digits(low_rest, None, most - 1, False))
-        )
-    if high is not None and low_digit < high_digit:
-        parts.append(
-            sequence(_digits(high_digit, high_digit), _fraction_digits(None, high_rest, most - 1, False))
-        )
-    between = _digits(low_digit + 1, high_digit - 1)
-    if between != NOTHING:
-        parts.append(sequence(between, repeat(DIGIT, 0, most - 1)))
-    return choice(*parts)
+    return int(whole), Fraction(digits, bound.open)
 
 
 def _scientific(low: Bound, high: Bound | None) -> Expression:
@@ -445,17 +312,17 @@ def _with_exponent(low: Bound | None, high: Bound | None, first: int, last: int)
     high_digit, high_fraction = _split(high) if high else (10, None)
     most = MAX_MANTISSA_DIGITS
     if low_digit == high_digit:
-        mantissa = sequence(literal(str(low_digit)), _with_fraction(low_fraction, high_fraction, most))
+        mantissa = sequence(literal(str(low_digit)), with_fraction(low_fraction, high_fraction, most))
     else:
         parts: list[Expression] = []
         if low_fraction is not None:
-            parts.append(sequence(literal(str(low_digit)), _with_fraction(low_fraction, None, most)))
+            parts.append(sequence(literal(str(low_digit)), with_fraction(low_fraction, None, most)))
             low_digit += 1
         if high_fraction is not None:
-            parts.append(sequence(literal(str(high_digit)), _with_fraction(None, high_fraction, most)))
-        between = _digits(low_digit, high_digit - 1)
+            parts.append(sequence(literal(str(high_digit)), with_fraction(None, high_fraction, most)))
+        between = digit_between(low_digit, high_digit - 1)
         if between != NOTHING:
-            parts.append(sequence(between, _with_fraction(None, None, most)))
+            parts.append(sequence(between, with_fraction(None, None, most)))
         mantissa = choice(*parts)
     return sequence(mantissa, literal("e"), _exponents(first, last))
 
@@ -471,7 +338,7 @@ def _exponents(first: int, last: int) -> Expression:
 
 def _exponent_digits(low: int, high: int) -> Expression:
     """Numerals, those of one digit also with a zero before (as C and Python print them)."""
-    padded = sequence(_ZERO, _digits(low, min(high, 9)))
+    padded = sequence(ZERO, digit_between(low, min(high, 9)))
     return choice(padded, digit_range(low, high))
 
 

@@ -19,6 +19,8 @@ from jfbatch.grammar.expression import (
     Difference,
     Expression,
     Literal,
+    Sequence,
+    TextExcept,
     choice,
     literal,
     repeat,
@@ -179,7 +181,18 @@ def keys_excluding(names: Collection[str]) -> Expression:
     along the trie, or leave it with any other character and be free. Its size is linear in the names.
     """
     kept = sorted({name for name in names if not _has_surrogate(name)})
+    if kept and all(map(_is_plain, kept)):
+        words = tuple(name.encode() for name in kept)
+        return Sequence((_QUOTE, TextExcept(words, _PLAIN_BITS, JSON_TEXT, _NOT_PLAIN_TEXT), _QUOTE))
     return sequence(_QUOTE, _outside(kept, 0, len(kept), 0), _QUOTE) if kept else _ANY_STRING
+
+
+MAX_PLAIN_NAME = 300  # a program's trie of plain names nests as deep as the longest
+
+
+def _is_plain(name: str) -> bool:
+    """Whether JSON spells a name as it is, in ASCII."""
+    return len(name) <= MAX_PLAIN_NAME and all(_PLAIN_BITS >> ord(character) & 1 for character in name)
 
 
 def _outside(names: list[str], first: int, last: int, depth: int) -> Expression:

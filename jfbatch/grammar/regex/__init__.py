@@ -20,7 +20,8 @@ from jfbatch.grammar.regex.characters import (
     Alphabet,
     character_expression,
 )
-from jfbatch.grammar.regex.parser import Dialect, parse
+from jfbatch.grammar.regex.parser import parse
+from jfbatch.grammar.regex.reader import Dialect
 from jfbatch.grammar.regex.syntax import (
     Alternation,
     Characters,

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from jfbatch.errors import GrammarTooLarge
 from jfbatch.grammar.expression import NOTHING, ExplicitAutomaton, Intersection
-from jfbatch.grammar.json_schema.numbers import digit_range, exact, integer_expression, number_expression
+from jfbatch.grammar.json_schema.digits import digit_range
+from jfbatch.grammar.json_schema.numbers import exact, integer_expression, number_expression
 from tests.grammar.expression_oracle import CannotSample, matches, sample, size
 
 Bounds = dict[str, int | float]

@@ -1,0 +1,119 @@
+"""The part of a run that needs the model: rows through the engine, each output to its outcome.
+
+Apart from job.py because it brings torch and transformers: mistakes and runs with nothing left to do
+are told without them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from jfbatch.config import RunConfig
+from jfbatch.engine.engine import Engine, EngineConfig
+from jfbatch.engine.model import LoadedModel, load_model, set_threads
+from jfbatch.engine.runner import Runner
+from jfbatch.errors import InputError
+from jfbatch.feed import Feed, FeedOptions
+from jfbatch.grammar import Vocabulary
+from jfbatch.grammar.cache import GrammarCache
+from jfbatch.grammar.compiler import Compiler, CompilerOptions
+from jfbatch.outcomes import Outcomes
+from jfbatch.rows.prompt import PromptRenderer
+from jfbatch.rows.row import Row
+from jfbatch.signals import Signals
+
+
+def decode(config: RunConfig, rows: Iterator[Row], outcomes: Outcomes, signals: Signals) -> InputError | None:
+    """Run the rows through the model; returns what was wrong with the input where it could not be read on."""
+    outcomes.progress.say(f"loading {config.model}")
+    set_threads(config.threads)
+    loaded = load_model(
+        config.model, config.device, config.dtype, config.cache_directory, config.trust_remote_code
+    )
+    vocabulary = vocabulary_of(loaded)
+    engine = make_engine(config, loaded, vocabulary)
+    signals.on_stop(engine.stop)
+    with (
+        GrammarCache(config.cache_directory / "grammars") as cache,
+        Compiler(vocabulary, compiler_options(config), cache) as compiler,
+        Feed(
+            rows,
+            PromptRenderer(loaded.tokenizer, config.system, config.raw),
+            compiler,
+            feed_options(config, loaded),
+            outcomes.reject,
+            outcomes.each_step,
+        ) as feed,
+    ):
+        outcomes.watch(engine.statistics, compiler.statistics)
+        for completion in engine.run(feed):
+            waiting = feed.finished(completion.key)
+            if outcomes.needs_another_try(waiting, completion):
+                feed.again(waiting)
+            else:
+                outcomes.complete(waiting, completion)
+            if outcomes.too_many_failures:
+                engine.stop()
+        if feed.error is not None and not isinstance(feed.error, InputError):
+            raise feed.error
+    return feed.error
+
+
+def vocabulary_of(loaded: LoadedModel) -> Vocabulary:
+    """The model's tokenizer as bytes, as wide as its logits."""
+    size = loaded.model.config.get_text_config().vocab_size
+    return Vocabulary.from_tokenizer(loaded.tokenizer, size=size, end_ids=loaded.end_ids)
+
+
+class ModelTokenization:
+    """A tokenizer as the engine needs it (`engine.retokenize.Tokenization`)."""
+
+    def __init__(self, loaded: LoadedModel, vocabulary: Vocabulary) -> None:
+        self.tokenizer = loaded.tokenizer
+        self.vocabulary = vocabulary
+        self.end_ids = loaded.end_ids
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, without the tokens that a tokenizer adds around one."""
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
+        return ids
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What the id adds to the text; b"" where it is never content."""
+        return self.vocabulary.token_bytes[token_id] or b""
+
+
+def make_engine(config: RunConfig, loaded: LoadedModel, vocabulary: Vocabulary) -> Engine:
+    """The engine for this model and these settings."""
+    settings = EngineConfig(
+        batch_size=config.batch_size,
+        context_length=loaded.context_length,
+        jump=config.jump,
+        drafts=config.drafts,
+    )
+    if config.kv_memory is not None:
+        settings = replace(settings, kv_memory=config.kv_memory)
+    return Engine(Runner(loaded.model), ModelTokenization(loaded, vocabulary), settings)
+
+
+def compiler_options(config: RunConfig) -> CompilerOptions:
+    """How this run's patterns become grammars."""
+    return CompilerOptions(
+        style=config.json_style,
+        objects=config.objects,
+        strict=config.strict,
+        timeout=config.compile_timeout,
+        threads=config.compile_threads,
+    )
+
+
+def feed_options(config: RunConfig, loaded: LoadedModel) -> FeedOptions:
+    """What rows get that do not say otherwise."""
+    return FeedOptions(
+        max_tokens=config.max_tokens,
+        temperature=config.temperature,
+        seed=config.seed,
+        context_length=loaded.context_length,
+        window=config.window,
+    )
