@@ -17,7 +17,7 @@ from itertools import islice
 from types import TracebackType
 
 from jfbatch.engine.sequence import Request
-from jfbatch.errors import InvalidGrammar
+from jfbatch.errors import InputError, InvalidGrammar
 from jfbatch.grammar import Grammar
 from jfbatch.grammar.compiler import Compiler
 from jfbatch.rows.prompt import PromptRenderer
@@ -144,7 +144,7 @@ class Feed:
 
     def _read(self) -> None:
         try:
-            while self._reading and (chunk := list(islice(self.rows, _CHUNK))):
+            while self._reading and (chunk := self._next_chunk()):
                 self._prepare(chunk)
                 with self._changed:
                     self._changed.wait_for(
@@ -156,6 +156,15 @@ class Feed:
             with self._changed:
                 self._reading = False
                 self._changed.notify_all()
+
+    def _next_chunk(self) -> list[Row]:
+        """The next rows; those that lie before a place where the input breaks off run as well."""
+        chunk: list[Row] = []
+        try:
+            chunk.extend(islice(self.rows, _CHUNK))
+        except InputError as error:
+            self.error = error
+        return chunk
 
     def _prepare(self, chunk: list[Row]) -> None:
         """Render and tokenise rows in one call and put them in the queue of their grammar."""

@@ -14,7 +14,9 @@ from jfbatch.grammar.machine import (
     BUFFER_FULL,
     BYTE,
     CALL,
+    COUNTED,
     DEAD,
+    ENTER,
     INCREMENT,
     JUMP,
     LEAF,
@@ -71,6 +73,16 @@ def is_last(code: Code, store: Store, state: int) -> int:
 
 
 @jit
+def _characters_left(code: Code, at: int, count: int) -> np.int64:
+    """Fewest characters that complete a counted leaf from state `at` after `count` of them."""
+    leaf = code.counted[code.high[at]]
+    for left in range(max(np.int64(0), leaf[2] - count), leaf[3] - count + 1):
+        if code.reach[leaf[0] + left * leaf[1] + code.low[at]]:
+            return np.int64(left)
+    return np.int64(1 << 28)
+
+
+@jit
 def fill_distances(code: Code) -> None:
     """The cheapest way from each instruction to the end of its level, by relaxation to a fixpoint.
 
@@ -106,6 +118,10 @@ def fill_distances(code: Code) -> None:
                 best = distance[code.x[at]] + distance[code.y[at]]
             elif op == LEAF:
                 best = np.int64(code.low[at]) * A_BYTE + distance[code.y[at]]
+            elif op == COUNTED:
+                best = np.int64(0)
+            elif op == ENTER:
+                best = _characters_left(code, np.int64(code.x[at]), 0) * A_BYTE
             best = min(best + 1, FAR)
             if best < distance[at]:
                 distance[at] = best
@@ -121,7 +137,10 @@ def _thread_distance(code: Code, store: Store, thread: np.int64) -> np.int64:
     while True:
         total = min(total + code.distance[at], FAR)
         loop = np.int64(code.loop_of[at])
-        if loop >= 0:
+        if loop >= 0 and code.op[loop] == COUNTED:
+            total = min(total + _characters_left(code, at, np.int64(store.value[stack])) * A_BYTE, FAR)
+            at = np.int64(code.y[loop])
+        elif loop >= 0:
             rest = np.int64(code.low[loop]) - np.int64(store.value[stack]) - 1
             if rest > 0:
                 total = min(total + rest * (code.distance[code.x[loop]] + 2), FAR)
@@ -212,9 +231,32 @@ def shortest_ending(
                 if code.distance[target] < code.distance[best]:
                     best = np.int64(target)
             at = best
+        elif op == COUNTED:
+            leaf = code.counted[code.high[at]]
+            count = frames[depth - 1]
+            left = _characters_left(code, at, count)
+            if left == 0 and code.z[at] & 1:
+                depth -= 1
+                at = np.int64(code.y[at])
+                continue
+            best = np.int64(-1)
+            row = code.leaf_rows[code.x[at]]
+            for c in range(len(row)):
+                if row[c] >= 0:
+                    completes = np.int64(code.z[row[c]] >> 1)
+                    rest = left - completes
+                    if rest >= 0 and code.reach[leaf[0] + rest * leaf[1] + code.low[row[c]]]:
+                        if best < 0 or _nicer(code.class_byte[c], out[written]):
+                            best = np.int64(row[c])
+                            out[written] = code.class_byte[c]
+            if best < 0:  # only ever in a tampered cache entry
+                return -BUFFER_FULL
+            frames[depth - 1] += np.int64(code.z[best] >> 1)
+            written += 1
+            at = best
         elif op == JUMP:
             at = np.int64(code.x[at])
-        elif op == PUSH:
+        elif op in (PUSH, ENTER):
             frames[depth] = 0
             depth += 1
             at = np.int64(code.x[at])

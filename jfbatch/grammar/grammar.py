@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from jfbatch.errors import GrammarError, InvalidGrammar
 from jfbatch.grammar import expression as expressions
 from jfbatch.grammar.automaton import Automaton
+from jfbatch.grammar.counted import leaf_of
 from jfbatch.grammar.expression import RuleSet
 from jfbatch.grammar.json_schema import schema_to_rules
-from jfbatch.grammar.language import dfa_of
 from jfbatch.grammar.masks import MaskTable
 from jfbatch.grammar.program import Program, compile_program
 from jfbatch.grammar.regex import JSON_CHARACTER, RAW_UTF8, regex_to_expression
@@ -119,7 +119,7 @@ class Grammar:
 
 
 def _program(rules: RuleSet, vocabulary: Vocabulary) -> Program:
-    return compile_program(rules, dfa_of, JSON_CHARACTER, vocabulary.unwritten_bytes)
+    return compile_program(rules, leaf_of, JSON_CHARACTER, vocabulary.unwritten_bytes)
 
 
 class AutomatonMatcher:

@@ -74,13 +74,15 @@ class Dfa:
         return bool(self.accepting[state])
 
 
-def dfa_of(expression: Expression, rule: RuleLookup | None = None) -> Dfa:
+def dfa_of(
+    expression: Expression, rule: RuleLookup | None = None, _character: Expression | None = None
+) -> Dfa:
     """The explicit automaton of a regular expression tree.
 
-    `rule` resolves References below it, which must not recur. Raises GrammarTooLarge past the budget.
+    `rule` resolves References below it, which must not recur. A length is multiplied out here, whatever
+    its character: counted.leaf_of is for programs. Raises GrammarTooLarge past the budget.
     """
-    resolved = _resolved(expression, rule) if rule else expression
-    return _dfa(resolved)
+    return _dfa(resolved(expression, rule) if rule else expression)
 
 
 def is_empty(expression: Expression) -> bool:
@@ -190,21 +192,21 @@ def _trimmed(
     return Dfa(kept, class_of_byte, accepting[live], distance[live], max(int(number[start]), 0))
 
 
-def _resolved(expression: Expression, rule: RuleLookup, depth: int = 0) -> Expression:
+def resolved(expression: Expression, rule: RuleLookup, depth: int = 0) -> Expression:
     """With References replaced by what they name."""
     if depth > 200:
         raise InvalidGrammar("a set operation on a recursive rule")
     match expression:
         case Reference(name):
-            return _resolved(rule(name), rule, depth + 1)
+            return resolved(rule(name), rule, depth + 1)
         case Sequence(parts):
-            return Sequence(tuple(_resolved(part, rule, depth) for part in parts))
+            return Sequence(tuple(resolved(part, rule, depth) for part in parts))
         case Choice(parts):
-            return Choice(tuple(_resolved(part, rule, depth) for part in parts))
+            return Choice(tuple(resolved(part, rule, depth) for part in parts))
         case Repeat(inner, low, high):
-            return Repeat(_resolved(inner, rule, depth), low, high)
+            return Repeat(resolved(inner, rule, depth), low, high)
         case Intersection(parts):
-            return Intersection(tuple(_resolved(part, rule, depth) for part in parts))
+            return Intersection(tuple(resolved(part, rule, depth) for part in parts))
         case Difference(include, exclude):
-            return Difference(_resolved(include, rule, depth), _resolved(exclude, rule, depth))
+            return Difference(resolved(include, rule, depth), resolved(exclude, rule, depth))
     return expression

@@ -30,6 +30,10 @@ CALL = 6  # push return address y, go to x
 RETURN = 7  # pop a return address and go there
 MATCH = 8  # the whole text is complete
 LEAF = 9  # row x of leaf_rows says the next instruction; if z, may also go to y; low = bytes to acceptance
+ENTER = 10  # push count 0, go to x; x is a COUNTED
+COUNTED = (
+    11  # a LEAF that counts characters in the top frame: state `low` of counted leaf `high` (counted.py)
+)
 
 # What a function may answer beside OK.
 OK = 0
@@ -190,7 +194,7 @@ def add_closure(code: Code, store: Store, instruction: int, stack: int) -> int:
         stack = np.int64(thread & 0xFFFFFFFF)
         op = code.op[at]
         go = np.int64(-1)
-        if op in (BYTE, MATCH, LEAF):
+        if op in (BYTE, MATCH, LEAF, COUNTED):
             closed = meta[CLOSED]
             if closed >= meta[MAX_THREADS]:
                 return TOO_LARGE
@@ -198,7 +202,12 @@ def add_closure(code: Code, store: Store, instruction: int, stack: int) -> int:
                 return GROW_SCRATCH
             closed_threads[closed] = thread
             meta[CLOSED] = closed + 1
-            if op != LEAF or code.z[at] == 0:
+            if op == COUNTED:
+                leaf = code.counted[code.high[at]]
+                if code.z[at] & 1 == 0 or not leaf[2] <= value[stack] <= leaf[3]:
+                    continue
+                stack = np.int64(parent[stack])
+            elif op != LEAF or code.z[at] == 0:
                 continue
             go = np.int64(code.y[at])
         elif op == SPLIT:
@@ -209,7 +218,7 @@ def add_closure(code: Code, store: Store, instruction: int, stack: int) -> int:
             continue
         elif op == JUMP:
             go = np.int64(code.x[at])
-        elif op == PUSH:
+        elif op in (PUSH, ENTER):
             stack = push_frame(parent, value, stack_table, meta, stack, 0)
             go = np.int64(code.x[at])
         elif op == CALL:
@@ -324,6 +333,16 @@ def start_state(code: Code, store: Store, start: int) -> int:
 
 
 @jit
+def _next_count(code: Code, store: Store, thread: np.int64, target: int) -> int:
+    """The count of characters when a COUNTED thread goes to `target`; -1 if no text could be completed there."""
+    leaf = code.counted[code.high[target]]
+    count = np.int64(store.value[thread & 0xFFFFFFFF]) + (code.z[target] >> 1)
+    if count > leaf[3] or not code.live[leaf[0] + count * leaf[1] + code.low[target]]:
+        return -1
+    return count
+
+
+@jit
 def fill_row(code: Code, store: Store, state: int) -> int:
     """Compute the transitions of a state for all byte classes.
 
@@ -343,10 +362,10 @@ def fill_row(code: Code, store: Store, state: int) -> int:
             for c in range(classes):
                 if has[c]:
                     signature[c] += token
-        elif op == LEAF:
+        elif op in (LEAF, COUNTED):
             row = code.leaf_rows[code.x[at]]
             for c in range(classes):
-                if row[c] >= 0:
+                if row[c] >= 0 and (op == LEAF or _next_count(code, store, store.threads[i], row[c]) >= 0):
                     signature[c] += _mix(
                         np.uint64(i - first + 1) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(row[c] + 1)
                     )
@@ -372,10 +391,21 @@ def fill_row(code: Code, store: Store, state: int) -> int:
             if op == BYTE:
                 if code.set_has[code.x[at], c]:
                     go = code.y[at]
-            elif op == LEAF:
+            elif op in (LEAF, COUNTED):
                 go = code.leaf_rows[code.x[at], c]
             if go >= 0:
-                answer = add_closure(code, store, go, np.int64(thread & 0xFFFFFFFF))
+                stack = np.int64(thread & 0xFFFFFFFF)
+                if op == COUNTED:
+                    count = _next_count(code, store, thread, go)
+                    if count < 0:
+                        continue
+                    parent = store.parent[stack]
+                    stack = push_frame(
+                        store.parent, store.value, store.stack_table, store.meta, parent, count
+                    )
+                    if stack < 0:
+                        return GROW_STACKS
+                answer = add_closure(code, store, go, stack)
                 if answer != OK:
                     return answer
         target = intern_state(code, store)

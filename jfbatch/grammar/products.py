@@ -103,3 +103,97 @@ def distances_to_acceptance(
                 queue[tail] = source
                 tail += 1
     return distance
+
+
+@jit
+def paired_states(
+    transitions: NDArray[np.int32],
+    others: NDArray[np.int32],
+    class_of_byte: NDArray[np.uint8],
+    other_class_of_byte: NDArray[np.uint8],
+    start: int,
+    other_start: int,
+) -> NDArray[np.int32]:
+    """For each state of one automaton, the state the other is in after the same text.
+
+    int32[Q]. The first must have been made as a product with the other, so that there is only one.
+    """
+    paired = np.full(len(transitions), -1, np.int32)
+    queue = np.empty(len(transitions), np.int32)
+    paired[start] = other_start
+    queue[0] = start
+    head, tail = 0, 1
+    while head < tail:
+        state = queue[head]
+        head += 1
+        for byte in range(256):
+            target = transitions[state, class_of_byte[byte]]
+            if target >= 0 and paired[target] < 0:
+                paired[target] = others[paired[state], other_class_of_byte[byte]]
+                queue[tail] = target
+                tail += 1
+    return paired
+
+
+@jit
+def characters_to_acceptance(
+    transitions: NDArray[np.int32], accepting: NDArray[np.bool_], boundary: NDArray[np.uint8], high: int
+) -> NDArray[np.uint8]:
+    """uint8[high + 1, Q]: whether exactly k more completed characters can lead from q to acceptance.
+
+    By layers of k; states inside a character take over from those behind them in the same layer.
+    """
+    states, classes = transitions.shape
+    reach = np.zeros((high + 1, states), np.uint8)
+    for state in range(states):
+        reach[0, state] = accepting[state] and boundary[state]
+    edges = np.empty((states * classes, 2), np.int32)
+    count = 0
+    for state in range(states):
+        for c in range(classes):
+            target = transitions[state, c]
+            if target < 0:
+                continue
+            known = False
+            for d in range(c):
+                if transitions[state, d] == target:
+                    known = True
+                    break
+            if not known:
+                edges[count, 0] = state
+                edges[count, 1] = target
+                count += 1
+    for k in range(high + 1):
+        if k > 0:
+            for i in range(count):
+                if boundary[edges[i, 1]] and reach[k - 1, edges[i, 1]]:
+                    reach[k, edges[i, 0]] = 1
+        changed = True
+        while changed:
+            changed = False
+            for i in range(count):
+                source, target = edges[i, 0], edges[i, 1]
+                if not boundary[target] and reach[k, target] and not reach[k, source]:
+                    reach[k, source] = 1
+                    changed = True
+    return reach
+
+
+@jit
+def live_counts(reach: NDArray[np.uint8], low: int, high: int) -> NDArray[np.uint8]:
+    """uint8[high + 1, Q]: whether after n characters some k keeps low <= n + k <= high (a sliding window)."""
+    states = reach.shape[1]
+    live = np.zeros((high + 1, states), np.uint8)
+    for state in range(states):
+        inside = 0
+        first, last = np.int64(0), np.int64(-1)  # the window of k, empty at first
+        for n in range(high, -1, -1):
+            while last < high - n:
+                last += 1
+                inside += reach[last, state]
+            wanted = max(0, low - n)
+            while first < wanted:
+                inside -= reach[first, state] if first <= last else 0
+                first += 1
+            live[n, state] = inside > 0
+    return live

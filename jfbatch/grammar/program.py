@@ -43,8 +43,8 @@ LIBRARY_SIZE = 2048
 
 _SET_OPERATIONS = frozenset({Intersection, Difference, ExplicitAutomaton})
 
-# Turns an Intersection or Difference, given a look-up of rules, into a language.Dfa.
-LeafCompiler = Callable[[Expression, Callable[[str], Expression]], Any]
+# Turns a set operation, given a look-up of rules and the free character, into a Dfa or CountedDfa.
+LeafCompiler = Callable[[Expression, Callable[[str], Expression], Expression | None], Any]
 
 
 class Code(NamedTuple):
@@ -60,6 +60,8 @@ class Code(NamedTuple):
     class_of_byte     uint8[256] byte -> byte class
     class_byte        uint8[C]   the byte of a class to write when any would do
     class_size        int32[C]   how many bytes a class has
+    counted           int64[K,5] counted leaves: offset in live and reach, states, low, high, last shared count
+    live, reach       uint8[..]  their bitmaps (counted.py), counts x states
     free              uint8[n]   a free character begins here, again and again: 1 counted, 2 without end
     """
 
@@ -78,6 +80,9 @@ class Code(NamedTuple):
     class_byte: NDArray[np.uint8]
     class_size: NDArray[np.int32]
     free: NDArray[np.uint8]
+    counted: NDArray[np.int64]
+    live: NDArray[np.uint8]
+    reach: NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
@@ -137,9 +142,10 @@ class _Compilation:
         self.targets: list[int] = []
         self.sets: dict[int, int] = {}
         self.leaves: list[tuple[int, Any]] = []  # (first instruction, Dfa)
+        self.counted: list[tuple[int, Any]] = []  # (first instruction, CountedDfa)
         self.entries: dict[Hashable, int] = {}  # rule name or shared expression -> its entry
         self.pending: list[tuple[int, Expression]] = []
-        self.facts = _Analysis(grammar, leaf, absent, library)
+        self.facts = _Analysis(grammar, leaf, free_character, absent, library)
 
     def program(self) -> Program:
         match = self.emit(machine.MATCH)
@@ -364,15 +370,21 @@ class _Compilation:
         return entry
 
     def compile_leaf(self, expression: Expression) -> int:
-        dfa = self.facts.explicit(expression)
+        made = self.facts.explicit(expression)
+        is_counted = hasattr(made, "live")
+        dfa = made.dfa if is_counted else made
         first, states = len(self.op), len(dfa.accepting)
-        self.op += [machine.LEAF] * states
+        self.op += [machine.COUNTED if is_counted else machine.LEAF] * states
         self.x += [0] * states
         self.y += [self.ret] * states
-        self.loop_of += [-1] * states
+        self.loop_of += range(first, first + states) if is_counted else [-1] * states
         self.check_limits()
         self.leaves.append((first, dfa))
-        return first + int(dfa.start)
+        start = first + int(dfa.start)
+        if not is_counted:
+            return start
+        self.counted.append((first, made))
+        return self.emit(machine.ENTER, start)
 
     def byte_set(self, bits: int) -> int:
         return self.sets.setdefault(bits, len(self.sets))
@@ -391,6 +403,15 @@ class _Compilation:
             x[states] = np.arange(row, row + len(dfa.accepting))
             z[states], low[states] = dfa.accepting, dfa.distance
             row += len(dfa.accepting)
+        counted = np.zeros((max(len(self.counted), 1), 5), np.int64)
+        offset = 0
+        for number, (first, leaf) in enumerate(self.counted):
+            size = len(leaf.boundary)
+            states = slice(first, first + size)
+            z[states] |= leaf.boundary << 1
+            low[states], high[states] = np.arange(size), number
+            counted[number] = offset, size, leaf.low, leaf.high, leaf.high - leaf.spread
+            offset += leaf.live.size
         for loop, (fewest, most) in self.bounds.items():
             low[loop], high[loop] = fewest, most
         code = Code(
@@ -409,6 +430,9 @@ class _Compilation:
             class_byte=_preferred_bytes(class_of_byte, classes),
             class_size=np.bincount(class_of_byte, minlength=classes).astype(np.int32),
             free=np.zeros(len(self.op), np.uint8),
+            counted=counted,
+            live=_joined([leaf.live for _, leaf in self.counted]),
+            reach=_joined([leaf.reach for _, leaf in self.counted]),
         )
         for instruction, kind in self.free.items():
             code.free[instruction] = kind
@@ -431,8 +455,14 @@ class _Analysis:
     share_from = 6  # a subexpression of this many nodes that stands in several places becomes a rule
 
     def __init__(
-        self, grammar: RuleSet, leaf: LeafCompiler | None, absent: int, library: _Library | None
+        self,
+        grammar: RuleSet,
+        leaf: LeafCompiler | None,
+        free_character: Expression | None,
+        absent: int,
+        library: _Library | None,
     ) -> None:
+        self.free_character = free_character
         self.rules = grammar.rules
         self.leaf = leaf
         self.absent = absent
@@ -470,7 +500,7 @@ class _Analysis:
         if self.absent:
             written = Repeat(ByteSet(((1 << 256) - 1) & ~self.absent), 0, None)
             expression = Intersection((expression, written))
-        return self.leaf(expression, self.rule)
+        return self.leaf(expression, self.rule, self.free_character)
 
     def measure(self, expression: Expression, references: list[str]) -> int:
         """Count uses and nodes below; note the rules met in `references`."""
@@ -688,6 +718,10 @@ def _library(free_character: Expression | None, absent: int) -> _Library:
     if key not in _libraries:
         _libraries[key] = _Library(free_character, absent)
     return _libraries[key]
+
+
+def _joined(tables: list[NDArray[np.uint8]]) -> NDArray[np.uint8]:
+    return np.concatenate([table.ravel() for table in tables]) if tables else np.zeros(1, np.uint8)
 
 
 def _is_one_repeat(inner: Repeat, low: int) -> bool:

@@ -30,6 +30,9 @@ _CODE_TYPES = {
     "class_byte": np.uint8,
     "free": np.uint8,
     "distance": np.int64,
+    "counted": np.int64,
+    "live": np.uint8,
+    "reach": np.uint8,
 }
 _STATE_TYPES = {
     "rows": np.int32,
@@ -127,12 +130,13 @@ def _check_code(code: Code, start: int) -> None:
     _check(code.set_has.ndim == 2 and code.set_has.shape[1] == classes, "sets")
     _check(code.leaf_rows.ndim == 2 and code.leaf_rows.shape[1] == classes, "leaf rows")
     _check(code.targets.ndim == 1, "targets")
-    _within(code.op, 0, machine.LEAF + 1, "opcode")
+    _within(code.op, 0, machine.COUNTED + 1, "opcode")
     _within(code.class_of_byte, 0, classes, "class of a byte")
     _within(code.targets, 0, n, "target")
     _within(code.loop_of, -1, n, "loop")
     _within(code.high, -1, 1 << 31, "bound")
-    _check((code.op[code.loop_of[code.loop_of >= 0]] == machine.LOOP).all(), "loop")
+    counting = np.isin(code.op[code.loop_of[code.loop_of >= 0]], (machine.LOOP, machine.COUNTED))
+    _check(counting.all(), "loop")
     limits = {  # opcode -> (limit of x, limit of y); None = unused or checked below
         machine.BYTE: (len(code.set_has), n),
         machine.SPLIT: (None, None),
@@ -142,6 +146,8 @@ def _check_code(code: Code, start: int) -> None:
         machine.INCREMENT: (n, None),
         machine.CALL: (n, n),
         machine.LEAF: (len(code.leaf_rows), n),
+        machine.ENTER: (n, None),
+        machine.COUNTED: (len(code.leaf_rows), n),
     }
     for op, (x_limit, y_limit) in limits.items():
         chosen = code.op == op
@@ -160,6 +166,28 @@ def _check_code(code: Code, start: int) -> None:
     targets = code.leaf_rows[used]
     _within(targets, -1, n, "leaf target")
     _check((code.op[targets[targets >= 0]] == machine.LEAF).all(), "leaf target")
+    _check((code.op[code.x[code.op == machine.ENTER]] == machine.COUNTED).all(), "counted leaf")
+    _check_counted(code)
+
+
+def _check_counted(code: Code) -> None:
+    """States of counted leaves lead to states of the same leaf, and its bitmaps cover them."""
+    _check(code.counted.ndim == 2 and code.counted.shape[1] == 5, "counted leaves")
+    _check(code.live.ndim == 1 and code.reach.shape == code.live.shape, "bitmaps")
+    at = np.flatnonzero(code.op == machine.COUNTED)
+    if not len(at):
+        return
+    _within(code.high[at], 0, len(code.counted), "counted leaf")
+    offset, size, low, high, _ = code.counted.T
+    _check((offset >= 0).all() and (size > 0).all() and (low >= 0).all() and (high >= low).all(), "counts")
+    _check((high < 1 << 31).all() and (offset + size * (high + 1) <= len(code.live)).all(), "bitmaps")
+    _check((code.low[at] >= 0).all() and (code.low[at] < size[code.high[at]]).all(), "counted state")
+    _check((code.loop_of[at] == at).all(), "counted state")
+    _within(code.z[at], 0, 4, "counted state")
+    targets = code.leaf_rows[code.x[at]]
+    _within(targets, -1, len(code.op), "counted target")
+    same = code.high[targets] == code.high[at][:, None]
+    _check(((targets < 0) | ((code.op[targets] == machine.COUNTED) & same)).all(), "counted target")
 
 
 def _restore_states(program: Program, arrays: dict[str, NDArray[Any]], start_state: int) -> Automaton:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from jfbatch.grammar.machine import (
     BYTE,
     CLOSED,
+    COUNTED,
     DEAD,
     GROW_SCRATCH,
     GROW_STACKS,
@@ -57,7 +58,13 @@ def clamped_state(code: Code, store: Store, state: int, horizon: int) -> int:
             value = np.int64(store.value[stack])
             frames[depth] = value
             loops[depth] = loop
-            if loop >= 0:
+            if loop >= 0 and code.op[loop] == COUNTED:
+                leaf = code.counted[code.high[loop]]
+                if value >= leaf[2] and value < leaf[4] - horizon:
+                    frames[depth] = leaf[2]
+                changed |= frames[depth] != value
+                at = np.int64(code.y[loop])
+            elif loop >= 0:
                 low = np.int64(code.low[loop])
                 high = np.int64(code.high[loop])
                 if value < low - horizon:

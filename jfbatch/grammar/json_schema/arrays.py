@@ -137,7 +137,10 @@ class ArrayBuilder:
         for index in range(count - 1, 0, -1):
             member = sequence(self.separator, prefix[index], following)
             # Leaving out an item leaves out all that come after it.
-            following = member if index < low else choice(member, self.close)
+            if index >= low:
+                following = self.compiler.define(f"{self.name}.{index}", choice(member, self.close))
+            else:
+                following = member
         some = sequence(self.opening, prefix[0], following)
         return choice(literal("]"), some) if low == 0 else some
 

@@ -11,6 +11,7 @@ from collections import deque
 from typing import Any
 
 from jfbatch.errors import GrammarTooLarge
+from jfbatch.grammar.deadline import check_deadline
 from jfbatch.grammar.expression import NOTHING, Expression, Reference, choice
 from jfbatch.grammar.json_schema.arrays import ArrayBuilder
 from jfbatch.grammar.json_schema.layout import Layout
@@ -26,11 +27,12 @@ from jfbatch.grammar.json_schema.values import (
     values_expression,
 )
 
-RULE_LIMIT = 200_000
+RULE_LIMIT = 150_000
 """Rules that one schema may become."""
 
-PRETTY_DEPTH = 16
-"""Containers within containers that the pretty style can write; its rules differ by depth."""
+PRETTY_DEPTHS = 20
+"""Depths at which the pretty style writes one and the same subschema: its rules differ by depth, so a
+recursive schema has no end of them."""
 
 
 class SchemaCompiler:
@@ -46,12 +48,14 @@ class SchemaCompiler:
         self.warnings: dict[str, None] = {}
         self._expressions: dict[tuple[frozenset[Atom], int], Expression] = {}
         self._queue: deque[tuple[str, int, Shape, int]] = deque()
+        self._depths: dict[frozenset[Atom], set[int]] = {}
         self._count = 0
 
     def compile(self) -> Expression:
         """The start expression; `rules` holds the rest."""
         start = self.expression(self.merger.canonical(((self.resolver.root, True),)), 0)
         while self._queue:
+            check_deadline()
             name, kind, shape, depth = self._queue.popleft()
             if kind == OBJECT:
                 ObjectBuilder(self, name, shape, depth).build()
@@ -75,6 +79,8 @@ class SchemaCompiler:
         key = (frozenset(conjunction), depth if self.layout.depends_on_depth else 0)
         found = self._expressions.get(key)
         if found is None:
+            if self.layout.depends_on_depth and self._is_too_deep(key[0], depth):
+                return NOTHING
             parts: list[Expression] = []
             for shape in self.merger.shapes(conjunction):
                 parts += self._shape_expressions(shape, conjunction, depth)
@@ -97,15 +103,18 @@ class SchemaCompiler:
         parts = scalar_expressions(self.merger, shape, self.leave_to_check)
         for kind, word in ((ARRAY, "array"), (OBJECT, "object")):
             if shape.types & kind:
-                container = self._container(word, kind, shape, depth)
-                if container is not None:
-                    parts.append(container)
+                parts.append(self._container(word, kind, shape, depth))
         return parts
 
-    def _container(self, word: str, kind: int, shape: Shape, depth: int) -> Expression | None:
-        if self.layout.depends_on_depth and depth >= PRETTY_DEPTH:
-            self.warnings[f"pretty: values nest at most {PRETTY_DEPTH} levels deep"] = None
-            return None
+    def _is_too_deep(self, conjunction: frozenset[Atom], depth: int) -> bool:
+        depths = self._depths.setdefault(conjunction, set())
+        depths.add(depth)
+        if len(depths) <= PRETTY_DEPTHS:
+            return False
+        self.warnings[f"pretty: a recursive part nests at most {PRETTY_DEPTHS} levels deep"] = None
+        return True
+
+    def _container(self, word: str, kind: int, shape: Shape, depth: int) -> Expression:
         name = f"{word}{self._count}"
         self._count += 1
         self._queue.append((name, kind, shape, depth))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from jfbatch.grammar.json_schema.reading import read_schemas
 from jfbatch.grammar.json_schema.resolve import SchemaNode
-from jfbatch.grammar.json_schema.shape import ANY_TYPE
+from jfbatch.grammar.json_schema.shape import ANY_TYPE, OBJECT, Shape, value_key
 
 if TYPE_CHECKING:
     from jfbatch.grammar.json_schema.merge import Alternative, Branch, Merger
@@ -37,6 +37,8 @@ def _alternatives(merger: Merger, label: str, parts: list[SchemaNode], branch: B
     from jfbatch.grammar.json_schema.merge import Fact, Split
 
     living = [part for part in parts if _can_join(merger, branch, (part,))]
+    if _are_discriminated(merger, living, branch):
+        return [((part, True),) for part in living]
     if len(living) * (len(living) - 1) // 2 > PAIR_LIMIT:
         return [((part, True), Fact("unenforce", (ANY_TYPE, label))) for part in living]
     overlaps: dict[int, list[int]] = {index: [] for index in range(len(living))}
@@ -61,3 +63,39 @@ def _can_join(merger: Merger, branch: Branch, parts: tuple[SchemaNode, ...]) -> 
     if len(parts) > 1 and merger.is_empty(conjunction):
         return False
     return merger.is_possible(type(branch).of(conjunction, branch.shape.copy(), set(branch.visited)), conjunction)
+
+
+def _are_discriminated(merger: Merger, parts: list[SchemaNode], branch: Branch) -> bool:
+    """Whether one required property has other values in each part: the usual tagged union, found in one pass."""
+    if len(parts) < 2:
+        return True
+    candidates: list[str] | None = None
+    facts: list[list[Shape]] = []
+    for part in parts:
+        shapes = merger.shapes(merger.canonical(((part, True),)))
+        for shape in shapes:
+            if branch.shape.types & shape.types & ~OBJECT or shape.values is not None:
+                return False
+            required = {**branch.shape.object.required, **shape.object.required}
+            names = [name for name in required if any(name in s.properties for s in shape.object.scopes)]
+            candidates = names if candidates is None else [name for name in candidates if name in names]
+        facts.append(shapes)
+    return any(_tells_apart(merger, name, facts) for name in candidates or ())
+
+
+def _tells_apart(merger: Merger, name: str, facts: list[list[Shape]]) -> bool:
+    from jfbatch.grammar.json_schema.objects import property_conjunction
+
+    seen: set[Any] = set()
+    for shapes in facts:
+        mine: set[Any] = set()
+        for shape in shapes:
+            conjunction = property_conjunction(merger, shape.object, name)
+            for value_shape in merger.shapes(conjunction):
+                if value_shape.values is None:
+                    return False
+                mine.update(value_key(value) for value in value_shape.values)
+        if not mine.isdisjoint(seen):
+            return False
+        seen |= mine
+    return True

@@ -43,20 +43,39 @@ _DURATION = (
 )
 
 # RFC 1123 section 2.1: labels of at most 63 characters. A label never has "--" third and fourth, which is
-# kept for A-labels. A name has at most 253 characters; four shapes stay within it without counting twice.
+# kept for A-labels.
+_MAX_HOSTNAME = 253
+_MAX_LABEL = 63
 _ALNUM = "[A-Za-z0-9]"
 _MIDDLE = "[A-Za-z0-9-]"
 
 
 def _label(longest: int) -> str:
+    longest = min(longest, _MAX_LABEL)
+    if longest < 5:
+        return _ALNUM if longest == 1 else rf"(?:{_ALNUM}(?:{_MIDDLE}{{0,{longest - 2}}}{_ALNUM})?)"
     long = rf"{_ALNUM}{_MIDDLE}(?:{_ALNUM}{_MIDDLE}|-{_ALNUM}){_MIDDLE}{{0,{longest - 5}}}{_ALNUM}"
     return rf"(?:{_ALNUM}(?:{_MIDDLE}{{0,2}}{_ALNUM})?|{long})"
 
 
-_HOSTNAME = (
-    rf"(?:{_label(63)}(?:\.{_label(63)}){{0,2}}|{_label(61)}(?:\.{_label(63)}){{3}}|{_label(20)}(?:\.{_label(20)}){{4,11}}"
-    rf"|{_label(5)}(?:\.{_label(5)}){{12,41}})"
-)
+def _hostname(longest: int) -> str:
+    """Host names of at most so many characters, in shapes that stay within without counting twice.
+
+    (first label, further labels, their number): shapes overlap and leave out only names of many long labels.
+    """
+    shapes = [(longest, 0, (0, 0)), (longest - 4, 3, (1, 1)), (longest - 8, 3, (2, 2))]
+    for least, most in ((1, 1), (2, 2), (3, 3), (4, 7), (8, 11), (12, 41)):
+        further = (longest + 1) // (most + 1) - 1
+        shapes.append((longest - most * (min(further, _MAX_LABEL) + 1), further, (least, most)))
+    written = [
+        _label(first) + (rf"(?:\.{_label(further)}){{{least},{most}}}" if most else "")
+        for first, further, (least, most) in shapes
+        if first > 0 and (further > 0 or most == 0)
+    ]
+    return f"(?:{'|'.join(dict.fromkeys(written))})"
+
+
+_HOSTNAME = _hostname(_MAX_HOSTNAME)
 
 # RFC 2673 section 3.2 and RFC 4291 section 2.2
 _OCTET = r"(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
@@ -93,15 +112,15 @@ _PERCENT = "%[0-9A-Fa-f]{2}"
 _SCHEME = "[A-Za-z][A-Za-z0-9+.-]*"
 
 
-def _identifier(more: str, private: str, absolute: bool) -> str:
-    """URI or URI-reference; `more` are the characters an IRI has beyond."""
+def _identifier(more: str, private: str, absolute: bool, literals: bool = True) -> str:
+    """URI or URI-reference; `more` are the characters an IRI has beyond; `literals` are [IP addresses]."""
     unreserved = rf"A-Za-z0-9._~\-!$&'()*+,;={more}"
     segment = rf"(?:[{unreserved}:@]|{_PERCENT})"
     name = rf"(?:[{unreserved}]|{_PERCENT})*"
     user = rf"(?:(?:[{unreserved}:]|{_PERCENT})*@)?"
-    authority = rf"{user}(?:\[(?:{_IPV6}|v[0-9A-Fa-f]+\.[{unreserved}:]+)\]|{name})(?::\d{{0,5}})?"
-    if more:  # an IP literal has ASCII characters only
-        authority = authority.replace(f"[{unreserved}:]+)", f"[{unreserved.replace(more, '')}:]+)")
+    ascii_only = unreserved.replace(more, "") if more else unreserved  # as IP literals are
+    host = rf"(?:\[(?:{_IPV6}|v[0-9A-Fa-f]+\.[{ascii_only}:]+)\]|{name})" if literals else name
+    authority = rf"{user}{host}(?::\d{{0,5}})?"
     below = rf"(?:/{segment}*)*"
     rooted = rf"//{authority}{below}|/(?:{segment}+{below})?"
     end = rf"(?:\?(?:[{unreserved}:@/?{private}]|{_PERCENT})*)?(?:#(?:[{unreserved}:@/?]|{_PERCENT})*)?"
@@ -140,10 +159,26 @@ def _regex_source() -> str:
 _MAX_LOCAL_PART = 64  # RFC 5321 section 4.5.3.1.1
 
 
-def _email_tree(atext: str, hostname: str) -> Node:
-    local = _tree(rf"[{atext}]+(?:\.[{atext}]+)*")
-    local = conjunction(local, repetition(ANY, 1, _MAX_LOCAL_PART))
-    return concatenation([alternation([local, _tree(_QUOTED)]), _tree(rf"@(?:{hostname}|{_MAIL_LITERAL})")])
+def _email_tree(atext: str, hostname: str, longest: int | None) -> Node:
+    """Addresses of at most `longest` characters: the room is split between both sides in several ways."""
+    if longest is None or longest > _MAX_LOCAL_PART + _MAX_HOSTNAME:
+        return _email_with(atext, hostname, _MAX_LOCAL_PART)
+    locals_tried = {min(longest - 5, _MAX_LOCAL_PART), longest // 2, longest // 4, longest // 8, 1}
+    return alternation(
+        [
+            _email_with(atext, _hostname(min(longest - 1 - local, _MAX_HOSTNAME)), local)
+            for local in sorted(locals_tried, reverse=True)
+            if 0 < local <= _MAX_LOCAL_PART and local < longest - 1
+        ]
+    )
+
+
+def _email_with(atext: str, hostname: str, longest_local: int) -> Node:
+    local = conjunction(_tree(rf"[{atext}]+(?:\.[{atext}]+)*"), repetition(ANY, 1, longest_local))
+    if hostname in (_HOSTNAME, _IDN_HOSTNAME):  # the rarer forms, where there is room
+        local = alternation([local, _tree(_QUOTED)])
+        hostname = rf"{hostname}|{_MAIL_LITERAL}"
+    return concatenation([local, _tree(rf"@(?:{hostname})")])
 
 
 _EMAILS = {
@@ -151,7 +186,13 @@ _EMAILS = {
     "idn-email": (_ATEXT + r"\u00a1-\u1fff\u2c00-\u2dff\u3041-\ud7ff\uf900-\ufaff", _IDN_HOSTNAME),
 }
 
-_URI_REFERENCE = _identifier("", "", absolute=False)
+_IDENTIFIERS = {
+    "uri": ("", "", True),
+    "uri-reference": ("", "", False),
+    "url": ("", "", False),
+    "iri": (_UCSCHAR, _IPRIVATE, True),
+    "iri-reference": (_UCSCHAR, _IPRIVATE, False),
+}
 
 _PATTERNS = {
     "date": _DATE,
@@ -162,10 +203,7 @@ _PATTERNS = {
     "idn-hostname": _IDN_HOSTNAME,
     "ipv4": _IPV4,
     "ipv6": _IPV6,
-    "uri": _identifier("", "", absolute=True),
-    "uri-reference": _URI_REFERENCE,
-    "iri": _identifier(_UCSCHAR, _IPRIVATE, absolute=True),
-    "iri-reference": _identifier(_UCSCHAR, _IPRIVATE, absolute=False),
+    **{name: _identifier(*arguments) for name, arguments in _IDENTIFIERS.items()},
     "uuid": _UUID,
     "uri-template": _URI_TEMPLATE,
     "json-pointer": _JSON_POINTER,
@@ -176,7 +214,6 @@ _PATTERNS = {
     "host-name": _HOSTNAME,  # draft 3
     "ip": rf"(?:{_IPV4}|{_IPV6})",
     "guid": _UUID,
-    "url": _URI_REFERENCE,
     "iso-date": _DATE,
     "iso-time": rf"(?:{_TIME}|{_CLOCK})",
     "iso-date-time": rf"{_DATE}[Tt ](?:{_TIME}|{_CLOCK})",
@@ -191,11 +228,19 @@ def _tree(pattern: str) -> Node:
     return pattern_tree(f"^(?:{pattern})$", "ecma")
 
 
-@lru_cache(maxsize=64)
-def format_tree(name: str) -> Node | None:
-    """The texts of a format as a tree over characters; None if the format is an annotation only."""
+@lru_cache(maxsize=256)
+def format_tree(name: str, longest: int | None = None) -> Node | None:
+    """The texts of a format as a tree over characters; None if the format is an annotation only.
+
+    `longest` says that longer texts will be taken away. Where that would need a large automaton, the tree
+    is then a subset that needs none (no IPv6 address as host, no address with two very long sides).
+    """
     if name in _EMAILS:
-        return _email_tree(*_EMAILS[name])
+        return _email_tree(*_EMAILS[name], longest)
+    if longest is not None and name in _IDENTIFIERS:
+        return _tree(_identifier(*_IDENTIFIERS[name], literals=False))
+    if longest is not None and name in ("hostname", "host-name"):
+        return _tree(_hostname(min(longest, _MAX_HOSTNAME)))
     pattern = _PATTERNS.get(name)
     return None if pattern is None else _tree(pattern)
 

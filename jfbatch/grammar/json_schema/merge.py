@@ -23,6 +23,7 @@ from jfbatch.grammar.json_schema.shape import (
     ItemScope,
     PropertyScope,
     Shape,
+    value_key,
 )
 
 BRANCH_LIMIT = 300
@@ -152,6 +153,7 @@ class Merger:
         self._emptiness_depth = 0
         self._observes_evaluation: bool | None = None
         self.patterns: dict[str, str] = {}
+        self._enum_keys: dict[SchemaNode, frozenset[Any]] = {}
         self.property_scopes: dict[SchemaNode, PropertyScope] = {}
         self.item_scopes: dict[SchemaNode, ItemScope] = {}
 
@@ -162,6 +164,13 @@ class Merger:
             text = repr(self.resolver.document)
             self._observes_evaluation = "'unevaluatedProperties'" in text or "'unevaluatedItems'" in text
         return self._observes_evaluation
+
+    def enum_keys(self, node: SchemaNode) -> frozenset[Any]:
+        """The values of a node's enum, as they compare in JSON."""
+        found = self._enum_keys.get(node)
+        if found is None:
+            found = self._enum_keys[node] = frozenset(value_key(value) for value in node.schema["enum"])
+        return found
 
     def keywords(self, node: SchemaNode) -> tuple[str, ...]:
         """The keywords of a node that constrain anything in its draft, in the order written."""

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from jfbatch.errors import GrammarTooLarge
 from jfbatch.grammar.expression import (
     NOTHING,
     Expression,
@@ -44,7 +43,7 @@ CLASS_LIMIT = 128
 TWO_ORDERS_LIMIT = 32
 """Members of an open object up to which their second order is let through as well."""
 
-COUNT_LIMIT = 5_000
+COUNT_LIMIT = 20_000
 """Rules that counting the members of one object may take."""
 
 
@@ -352,7 +351,14 @@ class ObjectBuilder:
             patterns.update(dict.fromkeys((*some.patterns, *some.not_patterns)))
         names = self.known | (some.names if some else frozenset())
         merger = self.compiler.merger
-        for matched in self._key_classes(list(patterns)):
+        classes = self._key_classes(list(patterns))
+        exact = classes is not None
+        if classes is None:
+            # A key that matches several patterns satisfies each of them: that is more, but never less.
+            label = f"patternProperties over more than {CLASS_LIMIT} sets of patterns"
+            self.compiler.leave_to_check(f"#: {label}")
+            classes = [frozenset(), *(frozenset({pattern}) for pattern in patterns)]
+        for matched in classes:
             if some and not (matched.issuperset(some.patterns) and matched.isdisjoint(some.not_patterns)):
                 continue
             conjunction = self._class_conjunction(matched, some)
@@ -361,14 +367,15 @@ class ObjectBuilder:
             value = self.compiler.expression(conjunction, self.depth + 1)
             if value == NOTHING:
                 continue
-            key = self._key_expression(names, matched, frozenset(patterns) - matched, some)
+            unmatched = frozenset(patterns) - matched if exact or not matched else frozenset()
+            key = self._key_expression(names, matched, unmatched, some)
             ways.append(sequence(key, self.colon, value))
         if not ways:
             return NOTHING
         return self._shared("some" if some else "more", choice(*ways))
 
-    def _key_classes(self, patterns: list[str]) -> list[frozenset[str]]:
-        """Every set of patterns that one key may match."""
+    def _key_classes(self, patterns: list[str]) -> list[frozenset[str]] | None:
+        """Every set of patterns that one key may match; None if they are too many."""
         classes: list[frozenset[str]] = [frozenset()]
         for pattern in patterns:
             classes += [
@@ -377,7 +384,7 @@ class ObjectBuilder:
                 if not any(patterns_exclude_each_other(pattern, other) for other in matched)
             ]
             if len(classes) > CLASS_LIMIT:
-                raise GrammarTooLarge(f"more than {CLASS_LIMIT} ways in which patternProperties overlap")
+                return None
         return classes
 
     def _class_conjunction(self, matched: frozenset[str], some: SomeKey | None) -> Conjunction:

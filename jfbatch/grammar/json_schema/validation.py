@@ -81,8 +81,7 @@ def _type(merger: Merger, node: SchemaNode, keyword: Any, value: Any, depth: int
 
 
 def _enum(merger: Merger, node: SchemaNode, keyword: Any, value: Any, depth: int) -> bool:
-    key = value_key(value)
-    return any(value_key(member) == key for member in keyword)
+    return value_key(value) in merger.enum_keys(node)
 
 
 def _const(merger: Merger, node: SchemaNode, keyword: Any, value: Any, depth: int) -> bool:

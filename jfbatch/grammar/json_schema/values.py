@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from jfbatch.errors import GrammarTooLarge, InvalidGrammar, UnsupportedSchema
+from jfbatch.grammar.counted import leaf_of
 from jfbatch.grammar.deadline import check_deadline, deadline
 from jfbatch.grammar.expression import (
     NOTHING,
@@ -42,7 +43,6 @@ from jfbatch.grammar.json_schema.shape import (
     type_of,
 )
 from jfbatch.grammar.json_schema.validation import holds
-from jfbatch.grammar.language import dfa_of, is_empty
 
 if TYPE_CHECKING:
     from jfbatch.grammar.json_schema.layout import Layout
@@ -132,7 +132,7 @@ def _is_affordable(expression: Expression) -> bool:
     try:
         with deadline(AFFORDABLE_SECONDS):
             for part in _set_operations(expression):
-                dfa_of(part)
+                leaf_of(part, None, strings.JSON_CHARACTER)
     except GrammarTooLarge:
         check_deadline()  # the time that ran out may be that of the whole schema
         return False
@@ -163,7 +163,9 @@ def strings_are_empty(facts: StringFacts, excluded: tuple[str, ...]) -> bool:
     if facts.conditions == 0 or (facts.conditions == 1 and not facts.has_length and not excluded):
         return False
     try:
-        return is_empty(string_expression(facts, excluded))
+        expression = string_expression(facts, excluded)
+        leaves = [leaf_of(part, None, strings.JSON_CHARACTER) for part in _set_operations(expression)]
+        return expression == NOTHING or any(leaf.is_empty for leaf in leaves)
     except InvalidGrammar:
         return False
 

@@ -186,9 +186,15 @@ def conjunction(first: Node, second: Node) -> Node:
         return NOTHING
     for one, other in ((first, second), (second, first)):
         if isinstance(other, Repetition) and isinstance(other.inner, Characters):
-            bounded = with_width(over(one, other.inner.ranges), other.low, other.high)
+            kept = over(one, other.inner.ranges)
+            bounded = with_width(kept, other.low, other.high)
             if bounded is not None:
                 return bounded
+            if other.inner == ANY:  # a length: only the sides that do not hold anyway
+                least, most = width(kept)
+                low = 0 if least >= other.low else other.low
+                is_within = most is not None and other.high is not None and most <= other.high
+                return Conjunction(kept, Repetition(ANY, low, None if is_within else other.high))
     return Conjunction(first, second)
 
 

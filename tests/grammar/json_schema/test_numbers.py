@@ -45,7 +45,7 @@ def within(value: Fraction, bounds: Bounds, step: int | float | None = None) -> 
 @settings(max_examples=150, deadline=None)
 @given(bounds=BOUNDS, step=st.none() | STEPS)
 def test_integers_agree_with_brute_force(bounds: Bounds, step: int | float | None) -> None:
-    expression = integer_expression(**bounds, multiple_of=step)  # type: ignore[arg-type]
+    expression = integer_expression(**bounds, multiple_of=step)
     for value in range(-130, 131):
         assert matches(expression, str(value)) == within(Fraction(value), bounds, step), value
 
@@ -87,7 +87,7 @@ def test_sampled_numbers_are_valid_json_and_valid_to_the_final_check(
     bounds: Bounds, step: int | float | None, integers: bool, seed: int
 ) -> None:
     make = integer_expression if integers else number_expression
-    expression = make(**bounds, multiple_of=step)  # type: ignore[arg-type]
+    expression = make(**bounds, multiple_of=step)
     schema: dict[str, object] = {"type": "integer" if integers else "number"}
     names = {"exclusive_minimum": "exclusiveMinimum", "exclusive_maximum": "exclusiveMaximum"}
     schema |= {names.get(name, name): bound for name, bound in bounds.items()}
@@ -111,7 +111,7 @@ def test_sampled_numbers_are_valid_json_and_valid_to_the_final_check(
 def test_an_integer_expression_is_empty_only_if_no_integer_is_within(
     bounds: Bounds, step: int | float | None
 ) -> None:
-    expression = integer_expression(**bounds, multiple_of=step)  # type: ignore[arg-type]
+    expression = integer_expression(**bounds, multiple_of=step)
     if expression == NOTHING:
         assert not any(within(Fraction(value), bounds, step) for value in range(-600, 601))
     elif not isinstance(expression, Intersection):
