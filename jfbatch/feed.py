@@ -161,7 +161,8 @@ class Feed:
         """The next rows; those that lie before a place where the input breaks off run as well."""
         chunk: list[Row] = []
         try:
-            chunk.extend(islice(self.rows, _CHUNK))
+            for row in islice(self.rows, _CHUNK):
+                chunk.append(row)
         except InputError as error:
             self.error = error
         return chunk

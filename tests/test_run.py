@@ -372,7 +372,7 @@ def test_jumps_change_no_text_and_save_forward_passes(job: Job) -> None:
     assert [row["text"] for row in jumped] == [row["text"] for row in unjumped]
     assert [row["jumped_tokens"] for row in unjumped] == [0] * 6
     assert all(
-        row["jumped_tokens"] > 10 and row["forward_passes"] * 2 < other["forward_passes"]
+        2 * row["forward_passes"] < other["forward_passes"]
         for row, other in zip(jumped, unjumped, strict=True)
     )
 

@@ -232,7 +232,7 @@ class Engine:
         prefill = decode = 0
         for part in planned:
             sequence, count = part.sequence, len(part.segment.token_ids)
-            sequence.cached += count
+            sequence.computes(part.segment.token_ids)
             if sequence.sampled_tokens:
                 decode += count
             else:
@@ -303,7 +303,7 @@ class Engine:
                 place = f"at output token {sequence.output_tokens}"
                 window.open = not self._finish(sequence, "failed", f"{choices.failures[index]} ({place})")
                 self.runner.pool.erase(sequence.slot)  # its K and V may be no numbers
-                sequence.cached = 0
+                sequence.forget()
                 continue
             if choices.log_probabilities is not None:
                 sequence.log_probability = (sequence.log_probability or 0.0) + float(

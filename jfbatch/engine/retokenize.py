@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import Protocol
 
 _AFTER_WORD = b'",:]}\n'
+_REACH = 64  # bytes looked back at first for a boundary
 # A pair of bytes that a safe boundary may lie between, if no token contains it.
 _CANDIDATE = re.compile(rb'(?=([^\x00-\x20\x7f]) |([0-9A-Za-z\x80-\xff])[",:\]}\n])', re.DOTALL)
 
@@ -64,9 +65,10 @@ class Retokenizer:
     def __init__(self, tokenization: Tokenization, vocabulary_size: int) -> None:
         self._tokenization = tokenization
         self._vocabulary_size = vocabulary_size
-        self._crossed = crossed_pairs(tokenization.token_bytes(token) for token in range(vocabulary_size))
+        crossed = crossed_pairs(tokenization.token_bytes(token) for token in range(vocabulary_size))
+        self._boundary = _boundary_pattern(crossed)
         self._by_bytes: dict[bytes, int] = {}
-        self._encode = lru_cache(maxsize=1 << 16)(self._encode_checked)
+        self._encode_piece = lru_cache(maxsize=1 << 16)(self._encode_checked)
 
     def jump(self, text: bytes, ends: list[int], forced: bytes) -> Retokenized | None:
         """The output after `forced` is appended, or None if that makes no token certain.
@@ -98,6 +100,21 @@ class Retokenizer:
         pieces = self._longest_tokens(ending)
         return None if pieces is None else Retokenized(len(ends), pieces, [])
 
+    def encode(self, text: bytes) -> list[int] | None:
+        """The tokens of a text that starts at a safe boundary; None if the tokenizer cannot give it back.
+
+        The pieces between safe boundaries are tokenized one by one, and most were met before.
+        """
+        ids: list[int] = []
+        start = 0
+        for stop in [*self._boundaries(text, 0, len(text)), len(text)]:
+            piece = self._encode_piece(text[start:stop])
+            if piece is None:
+                return None
+            ids += piece
+            start = stop
+        return ids
+
     def _retokenize(self, whole: bytes, length: int, ends: list[int]) -> tuple[int, int, list[int]] | None:
         """(output tokens kept, start of the retokenised tail, its ids) for `whole`, which is the
         output of `length` bytes and what is appended."""
@@ -108,25 +125,24 @@ class Retokenizer:
             if start == 0 or (keep <= len(ends) and ends[keep - 1] == start):
                 break
             limit = start - 1  # a token of the model's own choice crosses it
-        ids = self._encode(whole[start:])
-        return None if ids is None else (keep, start, list(ids))
+        ids = self.encode(whole[start:])
+        return None if ids is None else (keep, start, ids)
 
     def _last_boundary(self, text: bytes, high: int, low: int) -> int | None:
         """The last safe boundary in low..high, both included; high < len(text)."""
-        for position in range(high, low - 1, -1):
-            after = text[position]
-            if after != 0x20 and after not in _AFTER_WORD:
-                continue
-            before = text[position - 1]
-            if before <= 0x20 or before == 0x7F or (before, after) in self._crossed:
-                continue
-            if before >= 0x80:
-                if not _ends_in_letter(text[max(position - 4, 0) : position]):
-                    continue
-            elif after != 0x20 and not chr(before).isalnum():
-                continue
-            return position
+        reach = _REACH
+        while high >= low:
+            start = max(high - reach, low)
+            found = self._boundaries(text, start - 1, high + 1)
+            if found:
+                return found[-1]
+            high, reach = start - 1, 4 * reach
         return None
+
+    def _boundaries(self, text: bytes, start: int, stop: int) -> list[int]:
+        """The safe boundaries of text between start and stop, neither included, in order."""
+        found = [match.end() for match in self._boundary.finditer(text, start, stop)]
+        return [place for place in found if text[place - 1] < 0x80 or _ends_in_letter(text[max(place - 4, 0) : place])]
 
     def _encode_checked(self, text: bytes) -> tuple[int, ...] | None:
         try:
@@ -168,6 +184,21 @@ def crossed_pairs(vocabulary: Iterable[bytes]) -> frozenset[tuple[int, int]]:
     return frozenset(
         (joined[match.start()], joined[match.start() + 1]) for match in _CANDIDATE.finditer(joined)
     )
+
+
+def _boundary_pattern(crossed: frozenset[tuple[int, int]]) -> re.Pattern[bytes]:
+    """Matches the byte before every boundary of two bytes that no token contains together."""
+    choices = []
+    for after in b" " + _AFTER_WORD:
+        befores = [
+            before
+            for before in range(256)
+            if _CANDIDATE.match(bytes([before, after])) and (before, after) not in crossed
+        ]
+        if befores:
+            members = b"".join(b"\\x%02x" % before for before in befores)
+            choices.append(b"[%b](?=\\x%02x)" % (members, after))
+    return re.compile(b"|".join(choices) if choices else rb"(?!)", re.DOTALL)
 
 
 def _ends_in_letter(tail: bytes) -> bool:

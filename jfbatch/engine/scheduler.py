@@ -105,7 +105,8 @@ class Scheduler:
             sequence.cached = min(sequence.cached, sequence.certain - 1)
             count = sequence.pending
             if not sequence.sampled_tokens:  # still in prefill
-                count = min(count, budget)
+                if sequence.certain - sequence.cached > budget:
+                    count = min(count, budget)
                 budget -= count
             if count:
                 planned.append(Planned(sequence, _segment(sequence, count)))
@@ -166,6 +167,7 @@ class Scheduler:
             if sequence.slot >= len(self.running):
                 target = gaps.pop()
                 self.pool.copy(sequence.slot, target, sequence.cached)
+                sequence.computed = ()  # what was computed beyond stays behind
                 self._resident.pop(target, None)
                 sequence.slot = target
 

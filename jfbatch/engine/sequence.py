@@ -18,7 +18,10 @@ Reason = Literal["finished", "shortened", "failed"]
 
 @dataclass(frozen=True)
 class Request:
-    """One row to decode. `key` names it in its randomness and its Completion."""
+    """One row to decode. `key` names it in its randomness and its Completion.
+
+    group: rows of one group have the same grammar, so what one of them wrote is a guess for the others.
+    """
 
     key: str
     prompt_ids: list[int]
@@ -26,6 +29,7 @@ class Request:
     max_tokens: int
     temperature: float = 0.0
     seed: int = 0
+    group: str | None = None
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,9 @@ class Completion:
 class Sequence:
     """A row in flight. `slot` is -1 until it has a place in the KV pool.
 
-    `text` is the output's bytes, `ends[i]` the length of text after output token i.
+    `text` is the output's bytes, `ends[i]` the length of text after output token i. `computed` are the
+    tokens of the last step, from position `computed_start` on: the slot holds their K and V, so a token
+    that was dropped and comes again need not be computed again.
     """
 
     request: Request
@@ -66,6 +72,8 @@ class Sequence:
     token_ids: list[int] = field(default_factory=list)
     certain: int = 0
     cached: int = 0
+    computed: SequenceOf[int] = ()
+    computed_start: int = 0
     text: bytearray = field(default_factory=bytearray)
     ends: list[int] = field(default_factory=list)
     can_jump: bool = True
@@ -99,6 +107,10 @@ class Sequence:
         return self.token_ids[self.prompt_tokens : self.certain]
 
     @property
+    def drafts(self) -> list[int]:
+        return self.token_ids[self.certain :]
+
+    @property
     def tokens_left(self) -> int:
         return self.limit - self.output_tokens
 
@@ -115,9 +127,7 @@ class Sequence:
     def append(self, token_id: int, token_bytes: bytes) -> None:
         """Make `token_id` the next certain token. A draft that equals it stays; others are dropped."""
         if self.certain == len(self.token_ids) or self.token_ids[self.certain] != token_id:
-            del self.token_ids[self.certain :]
-            self.token_ids.append(token_id)
-            self.cached = min(self.cached, self.certain)
+            self._replace_drafts([token_id], self.certain)
         self.certain += 1
         self.text += token_bytes
         self.ends.append(len(self.text))
@@ -129,13 +139,32 @@ class Sequence:
         del self.text[self.ends[-1] if self.ends else 0 :]
 
     def set_drafts(self, drafts: SequenceOf[int]) -> None:
-        """Replace the drafts. The cached prefix that still agrees stays cached."""
+        """Replace the drafts. What the slot holds of them already counts as cached."""
         old = self.token_ids[self.certain :]
         same = 0
         while same < min(len(old), len(drafts)) and old[same] == drafts[same]:
             same += 1
+        self._replace_drafts(drafts, self.certain + same)
+
+    def _replace_drafts(self, drafts: SequenceOf[int], agreed: int) -> None:
+        """Replace the drafts; tokens before position `agreed` stay as they are."""
         self.token_ids[self.certain :] = drafts
-        self.cached = min(self.cached, self.certain + same)
+        self.cached = min(self.cached, agreed)
+        first = self.computed_start
+        if self.cached < first:  # the tokens before them change: what was computed is of another text
+            self.computed = ()
+        stop = min(len(self.token_ids), first + len(self.computed))
+        while self.cached < stop and self.token_ids[self.cached] == self.computed[self.cached - first]:
+            self.cached += 1
+
+    def computes(self, segment: SequenceOf[int]) -> None:
+        """The step computed these tokens, which follow the cached ones."""
+        self.computed, self.computed_start = segment, self.cached
+        self.cached += len(segment)
+
+    def forget(self) -> None:
+        """The slot holds nothing of this row any more."""
+        self.cached, self.computed = 0, ()
 
     def completion(self, reason: Reason, error: str | None = None) -> Completion:
         output = self.output_ids

@@ -123,15 +123,11 @@ class Automaton:
                 raise GrammarTooLarge("the shortest ending nests too deep")
 
     def explore(self, limit: int) -> bool:
-        """Visit states breadth-first until all are filled (True) or there are `limit` (False)."""
-        with self.lock:
-            done = 0
-            while True:
-                answer = machine.explore(self.code, self.store, limit, done)
-                if answer >= 0:
-                    return bool(answer >= self.state_count)
-                done = int(self.store.meta[machine.EXPLORED])
-                self.grow(-answer)
+        """Visit states breadth-first until all are filled (True) or `limit` are (False).
+
+        A later call with a higher limit goes on where this one stopped.
+        """
+        return self.retry(machine.explore, limit) >= self.state_count
 
     def retry(self, kernel: Callable[..., int], *arguments: Any) -> int:
         """kernel(code, store, ...) under the lock; made again with more room while it answers -GROW_*."""

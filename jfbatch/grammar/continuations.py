@@ -245,10 +245,11 @@ def shortest_ending(
                 if row[c] >= 0:
                     completes = np.int64(code.z[row[c]] >> 1)
                     rest = left - completes
-                    if rest >= 0 and code.reach[leaf[0] + rest * leaf[1] + code.low[row[c]]]:
-                        if best < 0 or _nicer(code.class_byte[c], out[written]):
-                            best = np.int64(row[c])
-                            out[written] = code.class_byte[c]
+                    if rest < 0 or not code.reach[leaf[0] + rest * leaf[1] + code.low[row[c]]]:
+                        continue
+                    if best < 0 or _nicer(code.class_byte[c], out[written]):
+                        best = np.int64(row[c])
+                        out[written] = code.class_byte[c]
             if best < 0:  # only ever in a tampered cache entry
                 return -BUFFER_FULL
             frames[depth - 1] += np.int64(code.z[best] >> 1)

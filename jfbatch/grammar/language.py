@@ -31,8 +31,8 @@ from jfbatch.grammar.expression import (
 from jfbatch.grammar.products import distances_to_acceptance, product
 from jfbatch.grammar.program import byte_classes, compile_program
 
-MAX_STATES = 200_000  # of one operand
-MAX_PRODUCT = 400_000  # live or not, of one product
+MAX_STATES = 50_000  # of one operand
+MAX_PRODUCT = 200_000  # live or not, of one product
 MAX_GRID = 400_000_000  # pairs of states of a product (4 bytes each while it is made)
 
 RuleLookup = Callable[[str], Expression]

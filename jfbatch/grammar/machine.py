@@ -55,7 +55,7 @@ STACKS = 2
 EPOCH = 3
 CLOSED = 4  # threads in Store.closed
 MAX_THREADS = 5  # limit per state
-EXPLORED = 6  # states whose rows `explore` has filled
+EXPLORED = 6  # states whose rows `explore` has filled, from state 0 on
 
 
 class Store(NamedTuple):
@@ -334,7 +334,7 @@ def start_state(code: Code, store: Store, start: int) -> int:
 
 @jit
 def _next_count(code: Code, store: Store, thread: np.int64, target: int) -> int:
-    """The count of characters when a COUNTED thread goes to `target`; -1 if no text could be completed there."""
+    """The count of characters when a COUNTED thread goes to `target`; -1 if nothing could be completed."""
     leaf = code.counted[code.high[target]]
     count = np.int64(store.value[thread & 0xFFFFFFFF]) + (code.z[target] >> 1)
     if count > leaf[3] or not code.live[leaf[0] + count * leaf[1] + code.low[target]]:
@@ -438,18 +438,18 @@ def advance(code: Code, store: Store, state: int, data: NDArray[np.uint8]) -> in
 
 
 @jit
-def explore(code: Code, store: Store, limit: int, done: int) -> int:
-    """Fill the rows of states from number `done` on until all are filled or there are `limit`.
+def explore(code: Code, store: Store, limit: int) -> int:
+    """Fill the rows of states in order, from where the last call stopped, up to state `limit`.
 
-    Returns how many are filled, or -GROW_*/-TOO_LARGE (the caller keeps count in meta[EXPLORED]).
+    Returns how many are filled by now, or -GROW_*/-TOO_LARGE.
     """
+    done = store.meta[EXPLORED]
     while done < store.meta[STATES] and done < limit:
         answer = fill_row(code, store, done)
         if answer != OK:
-            store.meta[EXPLORED] = done
             return -answer
         done += 1
-    store.meta[EXPLORED] = done
+        store.meta[EXPLORED] = done
     return done
 
 

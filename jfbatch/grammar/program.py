@@ -60,7 +60,8 @@ class Code(NamedTuple):
     class_of_byte     uint8[256] byte -> byte class
     class_byte        uint8[C]   the byte of a class to write when any would do
     class_size        int32[C]   how many bytes a class has
-    counted           int64[K,5] counted leaves: offset in live and reach, states, low, high, last shared count
+    counted           int64[K,5] counted leaves: offset in live and reach, states, low, high, last
+                                 count that is far from its bounds
     live, reach       uint8[..]  their bitmaps (counted.py), counts x states
     free              uint8[n]   a free character begins here, again and again: 1 counted, 2 without end
     """

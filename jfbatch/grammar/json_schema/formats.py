@@ -15,7 +15,7 @@ from functools import lru_cache
 
 from jfbatch.grammar.expression import Expression
 from jfbatch.grammar.regex import JSON_STRING, Node, pattern_tree, tree_to_expression
-from jfbatch.grammar.regex.syntax import ANY, alternation, concatenation, conjunction, repetition
+from jfbatch.grammar.regex.syntax import ANY, NOTHING, alternation, concatenation, conjunction, repetition
 
 # RFC 3339 sections 5.6 and 5.7 -------------------------------------------------------------------
 
@@ -50,27 +50,29 @@ _ALNUM = "[A-Za-z0-9]"
 _MIDDLE = "[A-Za-z0-9-]"
 
 
-def _label(longest: int) -> str:
+def _label(longest: int, shortest: int = 1) -> str:
     longest = min(longest, _MAX_LABEL)
-    if longest < 5:
+    if shortest <= longest < 5:
         return _ALNUM if longest == 1 else rf"(?:{_ALNUM}(?:{_MIDDLE}{{0,{longest - 2}}}{_ALNUM})?)"
-    long = rf"{_ALNUM}{_MIDDLE}(?:{_ALNUM}{_MIDDLE}|-{_ALNUM}){_MIDDLE}{{0,{longest - 5}}}{_ALNUM}"
-    return rf"(?:{_ALNUM}(?:{_MIDDLE}{{0,2}}{_ALNUM})?|{long})"
+    least = max(shortest - 5, 0)
+    long = rf"{_ALNUM}{_MIDDLE}(?:{_ALNUM}{_MIDDLE}|-{_ALNUM}){_MIDDLE}{{{least},{longest - 5}}}{_ALNUM}"
+    return long if shortest > 1 else rf"(?:{_ALNUM}(?:{_MIDDLE}{{0,2}}{_ALNUM})?|{long})"
 
 
-def _hostname(longest: int) -> str:
+def _hostname(longest: int, first_label: int = 1) -> str:
     """Host names of at most so many characters, in shapes that stay within without counting twice.
 
-    (first label, further labels, their number): shapes overlap and leave out only names of many long labels.
+    The first label has at least `first_label` (1, or 5 and more) characters. Shapes overlap and leave out
+    only names of many long labels.
     """
     shapes = [(longest, 0, (0, 0)), (longest - 4, 3, (1, 1)), (longest - 8, 3, (2, 2))]
     for least, most in ((1, 1), (2, 2), (3, 3), (4, 7), (8, 11), (12, 41)):
         further = (longest + 1) // (most + 1) - 1
         shapes.append((longest - most * (min(further, _MAX_LABEL) + 1), further, (least, most)))
     written = [
-        _label(first) + (rf"(?:\.{_label(further)}){{{least},{most}}}" if most else "")
+        _label(first, first_label) + (rf"(?:\.{_label(further)}){{{least},{most}}}" if most else "")
         for first, further, (least, most) in shapes
-        if first > 0 and (further > 0 or most == 0)
+        if first >= first_label <= _MAX_LABEL and (further > 0 or most == 0)
     ]
     return f"(?:{'|'.join(dict.fromkeys(written))})"
 
@@ -92,7 +94,7 @@ _IPV6 = (
 
 # RFC 5321 section 4.1.2. RFC 6531 adds the characters beyond ASCII.
 _ATEXT = r"A-Za-z0-9!#$%&'*+/=?^_`{|}~\-"
-_QUOTED = r'"(?:[ !#-\[\]-~]|\\["\\]){0,31}"'
+_QUOTED = r'"(?:[ !#-\[\]-~]|\\"){0,31}"'
 _MAIL_LITERAL = rf"\[(?:{_IPV4}|IPv6:{_IPV6})\]"
 
 
@@ -159,26 +161,31 @@ def _regex_source() -> str:
 _MAX_LOCAL_PART = 64  # RFC 5321 section 4.5.3.1.1
 
 
-def _email_tree(atext: str, hostname: str, longest: int | None) -> Node:
-    """Addresses of at most `longest` characters: the room is split between both sides in several ways."""
-    if longest is None or longest > _MAX_LOCAL_PART + _MAX_HOSTNAME:
-        return _email_with(atext, hostname, _MAX_LOCAL_PART)
-    locals_tried = {min(longest - 5, _MAX_LOCAL_PART), longest // 2, longest // 4, longest // 8, 1}
-    return alternation(
-        [
-            _email_with(atext, _hostname(min(longest - 1 - local, _MAX_HOSTNAME)), local)
-            for local in sorted(locals_tried, reverse=True)
-            if 0 < local <= _MAX_LOCAL_PART and local < longest - 1
-        ]
-    )
+def _email_tree(name: str, shortest: int, longest: int | None) -> Node:
+    """Addresses of a length, where that may be told from one side of the @ at a time."""
+    atext, hostname = _EMAILS[name]
+    if shortest <= 3 and (longest is None or longest > _MAX_LOCAL_PART + _MAX_HOSTNAME):
+        return _email_with(atext, rf"{hostname}|{_MAIL_LITERAL}", 1, _MAX_LOCAL_PART, _tree(_QUOTED))
+    most = _MAX_LOCAL_PART + _MAX_HOSTNAME + 1 if longest is None else longest
+    room = most - 1
+    splits = {min(room - 6, _MAX_LOCAL_PART), room // 2, room // 4, room // 8, 1}
+    options = []
+    for local in sorted(split for split in splits if 0 < split <= _MAX_LOCAL_PART and split < room):
+        behind = min(room - local, _MAX_HOSTNAME)
+        if shortest <= 3:
+            options.append(_email_with(atext, _hostname(behind), 1, local))
+            continue
+        enough = shortest - 2  # on one side; the other has at least one, and there is the @
+        if enough <= local:
+            options.append(_email_with(atext, _hostname(behind), enough, local))
+        options.append(_email_with(atext, _hostname(behind, max(enough, 5)), 1, local))
+    return alternation(options)
 
 
-def _email_with(atext: str, hostname: str, longest_local: int) -> Node:
-    local = conjunction(_tree(rf"[{atext}]+(?:\.[{atext}]+)*"), repetition(ANY, 1, longest_local))
-    if hostname in (_HOSTNAME, _IDN_HOSTNAME):  # the rarer forms, where there is room
-        local = alternation([local, _tree(_QUOTED)])
-        hostname = rf"{hostname}|{_MAIL_LITERAL}"
-    return concatenation([local, _tree(rf"@(?:{hostname})")])
+def _email_with(atext: str, hostname: str, shortest: int, longest: int, other: Node = NOTHING) -> Node:
+    local = conjunction(_tree(rf"[{atext}]+(?:\.[{atext}]+)*"), repetition(ANY, shortest, longest))
+    behind = _tree(rf"@(?:{hostname})") if hostname != "(?:)" else NOTHING
+    return concatenation([alternation([local, other]), behind])
 
 
 _EMAILS = {
@@ -229,14 +236,15 @@ def _tree(pattern: str) -> Node:
 
 
 @lru_cache(maxsize=256)
-def format_tree(name: str, longest: int | None = None) -> Node | None:
+def format_tree(name: str, shortest: int = 0, longest: int | None = None) -> Node | None:
     """The texts of a format as a tree over characters; None if the format is an annotation only.
 
-    `longest` says that longer texts will be taken away. Where that would need a large automaton, the tree
-    is then a subset that needs none (no IPv6 address as host, no address with two very long sides).
+    `shortest` and `longest` say that texts of other lengths will be taken away. Where that would need a
+    large automaton, the tree is then a subset that needs a small one or none: no IPv6 address as host, no
+    address of which both sides are very long or both too short.
     """
     if name in _EMAILS:
-        return _email_tree(*_EMAILS[name], longest)
+        return _email_tree(name, shortest, longest)
     if longest is not None and name in _IDENTIFIERS:
         return _tree(_identifier(*_IDENTIFIERS[name], literals=False))
     if longest is not None and name in ("hostname", "host-name"):

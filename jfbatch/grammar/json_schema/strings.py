@@ -116,7 +116,7 @@ def _string_expression(
     tree: Node = ANY_TEXT
     for wanted in [pattern_tree(pattern, "ecma") for pattern in dict.fromkeys(patterns)]:
         tree = conjunction(tree, wanted)
-    for known in [format_tree(name, max_length) for name in dict.fromkeys(formats)]:
+    for known in [format_tree(name, min_length, max_length) for name in dict.fromkeys(formats)]:
         tree = tree if known is None else conjunction(tree, known)
     if min_length > 0 or max_length is not None:
         tree = conjunction(tree, repetition(ANY, max(min_length, 0), max_length))

@@ -12,6 +12,7 @@ import jsonschema_rs
 import pytest
 
 from jfbatch.grammar.json_schema.formats import KNOWN_FORMATS, format_expression
+from jfbatch.grammar.json_schema.strings import string_expression
 from tests.grammar.expression_oracle import matches, sample
 
 STANDARD = [
@@ -190,3 +191,39 @@ def test_every_format_of_the_specification_is_known() -> None:
 @pytest.mark.parametrize("name", ["color", "phone", "binary", "password", "int32", "double", "", "grid"])
 def test_other_formats_are_annotations(name: str) -> None:
     assert format_expression(name) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "low", "high"),
+    [
+        ("email", 3, 255),
+        ("email", 0, 50),
+        ("email", 8, 100),
+        ("hostname", 0, 64),
+        ("uri", 10, 200),
+        ("uuid", 1, 99),
+    ],
+)
+def test_formats_with_lengths_stay_valid_and_within(name: str, low: int, high: int) -> None:
+    schema = {"type": "string", "format": name, "minLength": low, "maxLength": high}
+    validator = jsonschema_rs.validator_for(schema, validate_formats=True)
+    expression = string_expression(low, high, formats=[name])
+    source = random.Random(11)
+    texts = [json.loads(sample(expression, source)) for _ in range(60)]
+    assert [text for text in texts if not validator.is_valid(text)] == []
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "a@b.co",
+        "john.doe@some-company.com",
+        "a" * 43 + "@b.co",
+        "x@averyverylongcompanyname.com",
+        "a@b.c.d.e",
+    ],
+)
+def test_an_address_may_use_the_length_on_either_side(address: str) -> None:
+    assert matches(string_expression(6, 50, formats=["email"]), json.dumps(address)) == (
+        6 <= len(address) <= 50
+    )

@@ -76,7 +76,7 @@ def test_numbers_agree_with_exact_fractions(
     near = [edge + shift for edge in bounds.values() for shift in (0, 0.5, -0.5, 1, -1, 0.01, 1e-9)]
     for value in [*values, *near, 0, 1, -1, 0.3]:
         text = json.dumps(value)
-        if text == "-0.0" or (step and "e" in text):
+        if text == "-0.0" or (step and "e" in text) or 0 < abs(value) < 1e-300:
             continue
         assert matches(expression, text) == within(Fraction(Decimal(text)), bounds, step), text
 
