@@ -1,14 +1,14 @@
 """The command line: each command parses, calls one function and prints.
 
 Importing this module loads neither torch nor transformers, so that help and mistakes answer at once.
-`run`'s flags are made from RunConfig's fields. Data goes to stdout, everything else to stderr.
+The flags of `run` and `check` are made from RunConfig's fields. Data goes to stdout, all else to stderr.
 """
 
 from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Optional, get_args, get_origin
 
@@ -75,18 +75,64 @@ def _run(config_file: Path | None, **flags: Any) -> int:
     The same command continues what an earlier one left unfinished. Exit codes: 0 all rows ok or shortened,
     1 some rows failed, 2 usage, 65 damaged input, 74 the output cannot be written, 130 and 143 signals.
     """
-    given = {name: value for name, value in flags.items() if value is not None and value != []}
-    settings = config.load_config(given, config_file)
-    if not settings.inputs:
-        raise UsageError("no input: name a JSONL file with prompts, or - for standard input")
+    settings = _settings(config_file, flags)
     if settings.output is None:
         raise UsageError("no output: say where the table goes with -o TABLE.parquet")
     from jfbatch.engine.model import prepare_environment
 
     prepare_environment()
-    from jfbatch import job  # here, because it brings torch and transformers
+    from jfbatch import job  # here, because it brings numba and pyarrow
 
     return job.run(settings)
+
+
+# The settings that decide which rows run; those of the output, of sampling and of speed do not.
+_CHECKED = frozenset(
+    {
+        *(
+            "inputs",
+            "duplicate_ids",
+            "schema_file",
+            "regex",
+            "choice",
+            "grammar_file",
+            "json_style",
+            "objects",
+        ),
+        *(
+            "strict",
+            "compile_timeout",
+            "cache_dir",
+            "model",
+            "trust_remote_code",
+            "system",
+            "raw",
+            "max_tokens",
+        ),
+    }
+)
+
+
+def _check(config_file: Path | None, json_file: Path | None, **flags: Any) -> int:
+    """Say what a run would do with its rows and patterns, without loading the model's weights.
+
+    For each distinct pattern: enforced, checked after decoding, or refused with place and reason; how many
+    automaton states were looked at; the share of bytes it determines; warnings. Then the rows that would
+    fail, with their reasons. Exit codes: 0 every row would run, 1 some would fail, 2 usage, 65 damaged input.
+    """
+    settings = _settings(config_file, flags)
+    from jfbatch import check
+
+    return check.check_job(settings, json_file)
+
+
+def _settings(config_file: Path | None, flags: dict[str, Any]) -> config.RunConfig:
+    """The settings from flags that were given, environment and file. Raises UsageError."""
+    given = {name: value for name, value in flags.items() if value is not None and value != []}
+    settings = config.load_config(given, config_file)
+    if not settings.inputs:
+        raise UsageError("no input: name a JSONL file with prompts, or - for standard input")
+    return settings
 
 
 def _metavar(annotation: Any) -> str:
@@ -126,29 +172,38 @@ def _flag(setting: config.Setting) -> inspect.Parameter:
     return inspect.Parameter(setting.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
 
 
-def _register_run() -> None:
-    """Give `run` one flag per setting of RunConfig."""
+def _register(
+    name: str, command: Any, settings: Iterable[config.Setting], *further: inspect.Parameter
+) -> None:
+    """Make a command whose flags are settings of RunConfig, --config, and `further` ones."""
     file_flag = typer.Option(
         "--config", metavar="FILE", envvar="JFBATCH_CONFIG", help="YAML file with settings."
     )
-    parameters = [
-        *(_flag(setting) for setting in config.settings()),
-        inspect.Parameter(
-            "config_file",
-            inspect.Parameter.KEYWORD_ONLY,
-            default=None,
-            annotation=Annotated[Optional[Path], file_flag],  # noqa: UP045
-        ),
-    ]
-    command: Any = _run
+    parameters = [*map(_flag, settings), _path_flag("config_file", file_flag), *further]
     command.__signature__ = inspect.Signature(parameters, return_annotation=int)
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters} | {
         "return": int
     }
-    app.command("run")(command)
+    app.command(name)(command)
 
 
-_register_run()
+def _path_flag(name: str, option: Any) -> inspect.Parameter:
+    annotation = Annotated[Optional[Path], option]  # noqa: UP045
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+_register("run", _run, config.settings())
+_register(
+    "check",
+    _check,
+    (setting for setting in config.settings() if setting.field in _CHECKED),
+    _path_flag(
+        "json_file",
+        typer.Option(
+            "--json", metavar="FILE", help="Also write what was found as JSON; - prints it instead."
+        ),
+    ),
+)
 
 
 @app.command("show")

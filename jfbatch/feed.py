@@ -11,7 +11,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from types import TracebackType
@@ -44,11 +44,15 @@ class FeedOptions:
 
 @dataclass
 class Waiting:
-    """A row with its prompt, waiting for its grammar or running; `attempt` counts its samplings from 0."""
+    """A row with its prompt, waiting for its grammar or running.
+
+    `fault` is what the validator has against the row's schema. `attempt` counts samplings from 0.
+    """
 
     row: Row
     prompt_ids: array[int]
     grammar: Future[Grammar]
+    fault: InvalidGrammar | None = None
     attempt: int = 0
 
 
@@ -107,11 +111,12 @@ class Feed:
             ready = [self._ready.popleft() for _ in range(min(limit, len(self._ready)))]
             self._changed.notify_all()
         for waiting in ready:
-            try:
-                grammar = waiting.grammar.result()
-            except InvalidGrammar as error:
-                self.settle(waiting.row, "unsupported_schema", f"{waiting.row.place}: {error}")
+            # What the compiler says comes first: it names the place in the schema.
+            fault = waiting.grammar.exception() or waiting.fault
+            if isinstance(fault, InvalidGrammar):
+                self.settle(waiting.row, "unsupported_schema", f"{waiting.row.place}: {fault}")
                 continue
+            grammar = waiting.grammar.result()
             self.running[waiting.row.key] = waiting
             requests.append(self._request(waiting, grammar))
         return requests
@@ -136,9 +141,7 @@ class Feed:
     def again(self, waiting: Waiting) -> None:
         """Sample a row once more, with other randomness."""
         with self._changed:
-            self._ready.appendleft(
-                Waiting(waiting.row, waiting.prompt_ids, waiting.grammar, waiting.attempt + 1)
-            )
+            self._ready.appendleft(replace(waiting, attempt=waiting.attempt + 1))
 
     # The reader thread
 
@@ -179,14 +182,14 @@ class Feed:
                 self.settle(row, "prompt_too_long", f"{row.place}: {reason}, output included")
                 continue
             pattern = row.pattern or FREE_TEXT
+            fault = None
             try:
                 if pattern.kind == "schema":
                     validator(pattern)
             except InvalidGrammar as error:
-                self.settle(row, "unsupported_schema", f"{row.place}: {error}")
-                continue
+                fault = error
             future = self.compiler.submit(pattern.kind, pattern.text)
-            waiting = Waiting(row, array("i", rendered.token_ids), future)
+            waiting = Waiting(row, array("i", rendered.token_ids), future, fault)
             with self._changed:
                 self._unready += 1
             future.add_done_callback(partial(self._grammar_is_ready, waiting))

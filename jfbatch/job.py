@@ -18,6 +18,7 @@ from jfbatch.config import RunConfig
 from jfbatch.engine.identity import model_identity
 from jfbatch.engine.model import check_model_name
 from jfbatch.errors import InputError, InvalidGrammar, UsageError
+from jfbatch.grammar.deadline import deadline
 from jfbatch.grammar.json_schema import schema_to_rules
 from jfbatch.grammar.regex import RAW_UTF8, regex_to_expression
 from jfbatch.outcomes import Outcomes
@@ -69,8 +70,7 @@ def check(config: RunConfig) -> Plan:
     """Look at everything that can be wrong without loading a model. Raises UsageError or ModelError."""
     if config.output is None:
         raise UsageError("no output: say where the table goes with -o TABLE.parquet")
-    if config.raw and config.system is not None:
-        raise UsageError("a system text needs the chat template: give either --system or --raw")
+    check_settings(config)
     if config.summary_json is not None and not config.summary_json.parent.is_dir():
         raise UsageError(f"--summary-json: there is no directory {config.summary_json.parent}")
     pattern = default_pattern(config)
@@ -85,6 +85,12 @@ def check(config: RunConfig) -> Plan:
     check_inputs(config.inputs, reader)
     check_model_name(config.model)
     return Plan(config.output, reader, pattern)
+
+
+def check_settings(config: RunConfig) -> None:
+    """Raise UsageError on settings that exclude each other."""
+    if config.raw and config.system is not None:
+        raise UsageError("a system text needs the chat template: give either --system or --raw")
 
 
 def default_pattern(config: RunConfig) -> Pattern | None:
@@ -103,15 +109,18 @@ def default_pattern(config: RunConfig) -> Pattern | None:
 def check_pattern(config: RunConfig, pattern: Pattern) -> None:
     """Raise UsageError where it shows without a tokenizer that the pattern cannot be enforced."""
     try:
-        if pattern.kind == "schema":
-            validator(pattern)
-            schema_to_rules(
-                pattern.schema, style=config.json_style, objects=config.objects, strict=config.strict
-            )
-        elif pattern.kind == "regex":
-            regex_to_expression(pattern.text, dialect="python", alphabet=RAW_UTF8)
+        with deadline(config.compile_timeout):
+            if pattern.kind == "schema":
+                schema_to_rules(
+                    pattern.schema, style=config.json_style, objects=config.objects, strict=config.strict
+                )
+                validator(pattern)
+            elif pattern.kind == "regex":
+                regex_to_expression(pattern.text, dialect="python", alphabet=RAW_UTF8)
     except InvalidGrammar as error:
         raise UsageError(f"{config.schema_file or '--regex'}: {error}") from None
+    except RecursionError:  # the compiler's threads have the stack for it
+        logger.debug("the pattern nests deep and is checked when it is compiled")
 
 
 def read_schema(path: Path) -> object:
@@ -120,8 +129,10 @@ def read_schema(path: Path) -> object:
         schema = json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}; give --schema a JSON file that exists") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise UsageError(f"{path}: not JSON: {error}") from None
+    except RecursionError:
+        raise UsageError(f"{path}: nested too deep to be read") from None
     if not isinstance(schema, dict | bool):
         raise UsageError(f"{path}: a JSON Schema is an object, not {type(schema).__name__}")
     return schema

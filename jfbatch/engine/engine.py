@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from jfbatch.engine.drafts import Drafter
 from jfbatch.engine.jump import Jumper
 from jfbatch.engine.retokenize import Retokenizer, Tokenization
 from jfbatch.engine.runner import Runner
@@ -118,6 +119,7 @@ class Engine:
         self.statistics = EngineStatistics()
         retokenizer = Retokenizer(self.tokenization, self.runner.vocabulary_size)
         self._jumper = Jumper(self.tokenization, retokenizer, self.config.jump, self.config.drafts)
+        self._drafter = Drafter(self.tokenization, retokenizer)
         self._scheduler = Scheduler(
             self.runner.pool, self.config.batch_size, self.config.prefill_chunk, self.config.kv_memory
         )
@@ -146,6 +148,9 @@ class Engine:
     def step(self) -> None:
         """One forward pass over everything that can run, and all decisions its logits allow."""
         self._scheduler.admit()
+        if self.config.drafts:
+            for sequence in self._scheduler.deciding():
+                self._drafter.draft(sequence)
         planned = self._scheduler.plan()
         logits = self._forward(planned)
         if logits is None:
@@ -331,12 +336,18 @@ class Engine:
         """Accept the model's choice; whether the row is done."""
         sequence.sampled_tokens += 1
         self.statistics.sampled_tokens += 1
-        if sequence.certain < len(sequence.token_ids) and sequence.token_ids[sequence.certain] == token_id:
-            self.statistics.accepted_drafts += 1
+        place, start = sequence.certain, len(sequence.text)
+        drafted = place < len(sequence.token_ids)
         try:
-            return self._accept(sequence, token_id)
+            done = self._accept(sequence, token_id)
         except JfbatchError as error:
             return self._finish(sequence, "failed", str(error))
+        if drafted:
+            accepted = sequence.cached > place
+            self.statistics.accepted_drafts += accepted
+            self._drafter.record(sequence, place, accepted)
+        self._drafter.learn(sequence, start, token_id)
+        return done
 
     def _accept(self, sequence: Sequence, token_id: int) -> bool:
         if token_id in self.tokenization.end_ids:

@@ -118,15 +118,22 @@ class Retokenizer:
     def _retokenize(self, whole: bytes, length: int, ends: list[int]) -> tuple[int, int, list[int]] | None:
         """(output tokens kept, start of the retokenised tail, its ids) for `whole`, which is the
         output of `length` bytes and what is appended."""
-        limit = length
-        while True:
-            start = self._last_boundary(whole, min(limit, len(whole) - 1), 1) or 0
-            keep = bisect_left(ends, start) + 1 if start else 0
-            if start == 0 or (keep <= len(ends) and ends[keep - 1] == start):
-                break
-            limit = start - 1  # a token of the model's own choice crosses it
+        keep, start = self._tail(whole, min(length, len(whole) - 1), ends)
         ids = self.encode(whole[start:])
         return None if ids is None else (keep, start, ids)
+
+    def tail(self, text: bytes, ends: list[int]) -> tuple[int, int]:
+        """(tokens, bytes) of the output `text` before its last safe boundary."""
+        return self._tail(text, len(text) - 1, ends)
+
+    def _tail(self, text: bytes, high: int, ends: list[int]) -> tuple[int, int]:
+        """(tokens, bytes) before the last safe boundary up to `high` that no output token crosses."""
+        while start := self._last_boundary(text, high, 1):
+            keep = bisect_left(ends, start) + 1
+            if keep <= len(ends) and ends[keep - 1] == start:
+                return keep, start
+            high = start - 1
+        return 0, 0
 
     def _last_boundary(self, text: bytes, high: int, low: int) -> int | None:
         """The last safe boundary in low..high, both included; high < len(text)."""

@@ -94,6 +94,18 @@ class Scheduler:
         self._resident.pop(sequence.slot, None)
         self.running.append(sequence)
 
+    def deciding(self) -> list[Sequence]:
+        """The rows whose next token the coming step decides: those that may still be given drafts."""
+        self._reserve(self.running)
+        deciding = []
+        budget = self.prefill_chunk
+        for sequence in self.running:
+            if self._copy_shared(sequence):
+                count, budget = self._fitting(sequence, budget)
+                if count == sequence.pending:
+                    deciding.append(sequence)
+        return deciding
+
     def plan(self) -> list[Planned]:
         """The tokens of the next step: decoding rows entirely, then prefills up to the chunk."""
         self._reserve(self.running)
@@ -102,15 +114,20 @@ class Scheduler:
         for sequence in self.running:
             if not self._copy_shared(sequence):
                 continue
-            sequence.cached = min(sequence.cached, sequence.certain - 1)
-            count = sequence.pending
-            if not sequence.sampled_tokens:  # still in prefill
-                if sequence.certain - sequence.cached > budget:
-                    count = min(count, budget)
-                budget -= count
+            count, budget = self._fitting(sequence, budget)
             if count:
                 planned.append(Planned(sequence, _segment(sequence, count)))
         return planned
+
+    def _fitting(self, sequence: Sequence, budget: int) -> tuple[int, int]:
+        """How many of a row's tokens the next step computes, and the prefill budget that is left."""
+        sequence.cached = min(sequence.cached, sequence.certain - 1)
+        if sequence.sampled_tokens:
+            return sequence.pending, budget
+        needed = sequence.certain - sequence.cached
+        if needed > budget:
+            return budget, 0
+        return sequence.pending, budget - needed
 
     def _copy_shared(self, sequence: Sequence) -> bool:
         """Copy the prefix that the row's leader computes; False while it is not there yet."""

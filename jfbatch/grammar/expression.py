@@ -191,10 +191,10 @@ def optional(inner: Expression) -> Expression:
 
 def repeat(inner: Expression, low: int = 0, high: int | None = None) -> Expression:
     """`Repeat`, with the trivial cases made plain."""
-    if high == 0:
-        return EMPTY
     if high is not None and high < low:
         return NOTHING
+    if high == 0:
+        return EMPTY
     if inner == EMPTY:
         return EMPTY
     if inner == NOTHING:

@@ -72,7 +72,9 @@ def _are_discriminated(merger: Merger, parts: list[SchemaNode], branch: Branch) 
     candidates: list[str] | None = None
     facts: list[list[Shape]] = []
     for part in parts:
-        shapes = merger.shapes(merger.canonical(((part, True),)))
+        shapes = merger.shapes_ahead(((part, True),))
+        if shapes is None:
+            return False
         for shape in shapes:
             if branch.shape.types & shape.types & ~OBJECT or shape.values is not None:
                 return False
@@ -91,7 +93,7 @@ def _tells_apart(merger: Merger, name: str, facts: list[list[Shape]]) -> bool:
         mine: set[Any] = set()
         for shape in shapes:
             conjunction = property_conjunction(merger, shape.object, name)
-            for value_shape in merger.shapes(conjunction):
+            for value_shape in merger.shapes_ahead(conjunction) or [Shape()]:
                 if value_shape.values is None:
                     return False
                 mine.update(value_key(value) for value in value_shape.values)

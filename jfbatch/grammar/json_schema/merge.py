@@ -29,6 +29,12 @@ from jfbatch.grammar.json_schema.shape import (
 BRANCH_LIMIT = 300
 """Branches of one conjunction beyond which splits are left to the check afterwards."""
 
+WIDEST_SPLIT = 2_000
+"""Alternatives of a single split that are all followed, where nothing multiplies them."""
+
+LOOK_AHEAD = 4
+"""How deep one emptiness question may ask others."""
+
 NODE_LIMIT = 20_000
 """Subschemas that one conjunction may take in, all branches together."""
 
@@ -275,6 +281,7 @@ class Merger:
         stack = [start]
         steps = 0
         dearest: dict[str, int] = {}
+        limit = BRANCH_LIMIT
         while stack:
             branch = stack.pop()
             steps += 1
@@ -292,9 +299,11 @@ class Merger:
                     stack.append(branch)
                     continue
                 stack.extend(reversed(branches))
+                if len(branches) <= WIDEST_SPLIT:
+                    limit = max(limit, len(branches) + BRANCH_LIMIT // 10)
                 if len(branches) > 1:
                     dearest[split.label] = dearest.get(split.label, 0) + len(branches) * (1 + 4 * split.cost)
-            if len(results) + len(stack) > BRANCH_LIMIT or steps > 8 * BRANCH_LIMIT:
+            if len(results) + len(stack) > limit or steps > 8 * limit:
                 raise _TooManyBranches(max(dearest, key=lambda label: dearest[label]))
         return results
 
@@ -420,7 +429,7 @@ class Merger:
         key = frozenset(conjunction)
         found = self._empty.get(key)
         if found is None:
-            if self._emptiness_depth >= 4:
+            if self._emptiness_depth >= LOOK_AHEAD:
                 return False
             self._empty[key] = False  # taken as true of itself while being worked out
             self._emptiness_depth += 1
@@ -433,13 +442,23 @@ class Merger:
             self._empty[key] = found
         return found
 
+    def shapes_ahead(self, conjunction: Conjunction) -> list[Shape] | None:
+        """The shapes of a conjunction for a question asked while another is being expanded; None: too deep."""
+        if self._emptiness_depth >= LOOK_AHEAD:
+            return None
+        self._emptiness_depth += 1
+        try:
+            return self.shapes(self.canonical(conjunction))
+        finally:
+            self._emptiness_depth -= 1
+
     def is_possible(self, branch: Branch, parts: Conjunction) -> bool:
         """Whether a branch to which `parts` have been added may have an instance; False is proven.
 
         Candidate values are held against the parts only: what else the branch has read may contain the
         very split that asks.
         """
-        if self._emptiness_depth >= 4:
+        if self._emptiness_depth >= LOOK_AHEAD:
             return True
         self._emptiness_depth += 1
         try:
@@ -465,7 +484,7 @@ class Merger:
 
         if not shape.types & OBJECT or not shape.object.required or not shape.object.scopes:
             return False
-        if self._emptiness_depth >= 4:
+        if self._emptiness_depth >= LOOK_AHEAD:
             return False
         for name in shape.object.required:
             conjunction = property_conjunction(self, shape.object, name)

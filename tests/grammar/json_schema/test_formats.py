@@ -224,6 +224,12 @@ def test_formats_with_lengths_stay_valid_and_within(name: str, low: int, high: i
     ],
 )
 def test_an_address_may_use_the_length_on_either_side(address: str) -> None:
-    assert matches(string_expression(6, 50, formats=["email"]), json.dumps(address)) == (
-        6 <= len(address) <= 50
-    )
+    assert len(address) <= 50
+    assert matches(string_expression(3, 50, formats=["email"]), json.dumps(address))
+
+
+def test_a_least_length_of_an_address_is_kept_by_one_of_its_sides() -> None:
+    expression = string_expression(8, None, formats=["email"])
+    long_enough = ["john.doe@a.b", "a@example.com", "ab@localhost"]
+    assert [address for address in long_enough if not matches(expression, json.dumps(address))] == []
+    assert not matches(expression, json.dumps("a@b.com"))
