@@ -156,6 +156,7 @@ class Sequence:
         first = self.computed_start
         if self.cached < first:  # the tokens before them change: what was computed is of another text
             self.computed = ()
+            return
         stop = min(len(self.token_ids), first + len(self.computed))
         while self.cached < stop and self.token_ids[self.cached] == self.computed[self.cached - first]:
             self.cached += 1

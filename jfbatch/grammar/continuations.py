@@ -31,7 +31,7 @@ from jfbatch.grammar.machine import (
 )
 
 if TYPE_CHECKING:
-    from jfbatch.grammar.program import Code
+    from jfbatch.grammar.listing import Code
 
 A_BYTE = np.int64(1 << 32)
 FAR = np.int64(1 << 61)

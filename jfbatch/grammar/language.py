@@ -28,8 +28,9 @@ from jfbatch.grammar.expression import (
     RuleSet,
     Sequence,
 )
+from jfbatch.grammar.listing import byte_classes
 from jfbatch.grammar.products import distances_to_acceptance, product
-from jfbatch.grammar.program import byte_classes, compile_program
+from jfbatch.grammar.program import compile_program
 
 MAX_STATES = 50_000  # of one operand
 MAX_PRODUCT = 200_000  # live or not, of one product

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from jfbatch.grammar.program import Code
+    from jfbatch.grammar.listing import Code
 
 # Opcodes. x, y, z are operands; "next" is an instruction.
 BYTE = 0  # consume a byte of set x, then y

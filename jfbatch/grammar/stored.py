@@ -17,7 +17,8 @@ from jfbatch.grammar import machine
 from jfbatch.grammar.automaton import Automaton
 from jfbatch.grammar.continuations import fill_distances
 from jfbatch.grammar.grammar import Grammar
-from jfbatch.grammar.program import Code, Program
+from jfbatch.grammar.listing import Code
+from jfbatch.grammar.program import Program
 from jfbatch.grammar.vocabulary import Vocabulary
 
 FORMAT = 1

@@ -30,7 +30,7 @@ from jfbatch.grammar.machine import (
 )
 
 if TYPE_CHECKING:
-    from jfbatch.grammar.program import Code
+    from jfbatch.grammar.listing import Code
 
 
 @jit
