@@ -128,7 +128,8 @@ class MaskTable:
         most = len(plain.up_to) - 1
         free = int(automaton.store.free_count[state])
         if free >= most or (free and automaton.retry(only_free_text, state, PLAIN_BYTES)):
-            return plain.up_to[min(free, most)].copy()
+            mask: NDArray[np.uint32] = plain.up_to[min(free, most)].copy()
+            return mask
         clearing = automaton.retry(letters_to_free_text, state) > 26
         mask = plain.up_to[most].copy() if clearing else np.zeros(self.vocabulary.words, np.uint32)
         self.run(walk_plain, state, mask, plain.trie, plain.longest, clearing=clearing)
