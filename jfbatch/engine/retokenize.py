@@ -149,7 +149,11 @@ class Retokenizer:
     def _boundaries(self, text: bytes, start: int, stop: int) -> list[int]:
         """The safe boundaries of text between start and stop, neither included, in order."""
         found = [match.end() for match in self._boundary.finditer(text, start, stop)]
-        return [place for place in found if text[place - 1] < 0x80 or _ends_in_letter(text[max(place - 4, 0) : place])]
+        return [
+            place
+            for place in found
+            if text[place - 1] < 0x80 or _ends_in_letter(text[max(place - 4, 0) : place])
+        ]
 
     def _encode_checked(self, text: bytes) -> tuple[int, ...] | None:
         try:

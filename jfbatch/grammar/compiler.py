@@ -16,6 +16,7 @@ import threading
 import time
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import cache
 from queue import SimpleQueue
 from types import TracebackType
 
@@ -132,6 +133,7 @@ class Compiler:
 
     def _work(self) -> None:
         sys.setrecursionlimit(max(sys.getrecursionlimit(), RECURSION_LIMIT))
+        warm_up()
         while (job := self.queue.get()) is not None and not self.closing.is_set():
             watch = threading.Timer(self.options.timeout * 1.5 + 1, self._give_up, (job,))
             watch.daemon = True
@@ -213,6 +215,31 @@ class Compiler:
     def _store(self, key: str, grammar: Grammar) -> None:
         if self.cache is not None and self.cache.set(key, dump_grammar(grammar)):
             grammar.masks.walks = 0
+
+
+@cache
+def warm_up() -> None:
+    """Have numba compile, or load from its cache, the kernels that every pattern needs.
+
+    Once per installation this takes tens of seconds; no pattern's time limit shall pay for it.
+    """
+    strings = {  # a length alone, with a small pattern, with one that is worth counting, and two patterns
+        "a": {"type": "string", "maxLength": 5},
+        "b": {"type": "string", "maxLength": 5, "pattern": "^a"},
+        "c": {"type": "string", "maxLength": 5000, "pattern": "^([a-z]+ )*b$"},
+        "d": {"allOf": [{"type": "string", "pattern": "a"}, {"pattern": "b"}]},
+    }
+    schema = {"type": "object", "properties": strings, "required": list(strings)}
+    vocabulary = Vocabulary.from_tokens([bytes([byte]) for byte in range(128)] + [None], end_ids=[128])
+    grammar = Grammar.from_json_schema(schema, vocabulary)
+    matcher = grammar.matcher()
+    for byte in b'{"a": "ab", "b": "ab", "c": "b", "d": "ab"}':
+        matcher.token_mask()
+        matcher.forced_bytes()
+        matcher.accept_token(byte)
+        matcher.shortest_ending()
+        matcher.is_finished()
+    grammar.automaton.explore(100)
 
 
 def explore_ahead(grammar: Grammar, seconds: float, stop: threading.Event | None = None) -> None:
