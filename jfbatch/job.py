@@ -20,6 +20,7 @@ from jfbatch.engine.identity import model_identity
 from jfbatch.engine.model import check_model_name
 from jfbatch.errors import InputError, InvalidGrammar, UsageError
 from jfbatch.grammar.deadline import deadline
+from jfbatch.grammar.ebnf import grammar_to_rules
 from jfbatch.grammar.json_schema import schema_to_rules
 from jfbatch.grammar.regex import RAW_UTF8, regex_to_expression
 from jfbatch.outcomes import Outcomes
@@ -103,7 +104,7 @@ def default_pattern(config: RunConfig) -> Pattern | None:
     if config.choice:
         return Pattern.of_choices(list(config.choice))
     if config.grammar_file is not None:
-        raise UsageError("--grammar: grammar files are not supported yet; use --schema, --regex or --choice")
+        return Pattern("grammar", read_grammar(config.grammar_file))
     return None
 
 
@@ -119,10 +120,12 @@ def check_pattern(config: RunConfig, pattern: Pattern) -> None:
                 validator(pattern)
             elif pattern.kind == "regex":
                 regex_to_expression(pattern.text, dialect="python", alphabet=RAW_UTF8)
+            elif pattern.kind == "grammar":
+                grammar_to_rules(pattern.text)
     except InvalidGrammar as error:
         # What takes long is left to the compiler, which does not count the time that its kernels need.
         if time.monotonic() < latest:
-            raise UsageError(f"{config.schema_file or '--regex'}: {error}") from None
+            raise UsageError(f"{config.schema_file or config.grammar_file or '--regex'}: {error}") from None
     except RecursionError:  # the compiler's threads have the stack for it
         logger.debug("the pattern nests deep: it is checked when it is compiled")
 
@@ -140,6 +143,16 @@ def read_schema(path: Path) -> object:
     if not isinstance(schema, dict | bool):
         raise UsageError(f"{path}: a JSON Schema is an object, not {type(schema).__name__}")
     return schema
+
+
+def read_grammar(path: Path) -> str:
+    """The text of a grammar file. Raises UsageError naming the file."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}; give --grammar a file that exists") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{path}: not UTF-8 text") from None
 
 
 def make_columns(config: RunConfig, pattern: Pattern | None) -> Columns:

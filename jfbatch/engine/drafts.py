@@ -1,157 +1,206 @@
 """Likely continuations of a row, for the next step to verify: spans of its prompt, phrases of its group.
 
-A draft is built in bytes, piece by piece: what the grammar forces, else the best guess. Its tokens are
-those that jumps would make of the same bytes, and the row's own matcher, walked and rolled back, cuts it
-off where the grammar says otherwise. Drafts cost time if they are wrong but never change an output.
+A draft is built in bytes, piece by piece: what the grammar forces, else the best guess (guesses.py). Its
+tokens are those that jumps would make of the same bytes, and the row's own matcher, walked and rolled
+back, cuts it off where the grammar says otherwise. Drafts cost time if wrong; they never change an output.
 """
 
 from __future__ import annotations
 
-import re
+from collections import OrderedDict
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
+from jfbatch.engine.guesses import CONTEXT, Guess, Phrases, Prompt, Values
 from jfbatch.engine.retokenize import Retokenizer, Tokenization
 from jfbatch.engine.sequence import Sequence
 from jfbatch.errors import GrammarError
 
-# A word with what stands before it: the steps in which a copied span is guessed.
-_PIECE = re.compile(rb"[^A-Za-z0-9\x80-\xff]*[A-Za-z0-9\x80-\xff]*")
-_WORD = re.compile(rb"[A-Za-z0-9\x80-\xff]+")
-_MATCHES = (16, 8, 5)  # bytes of the row's text that are looked for in its prompt
-_CONTEXT = 16  # bytes of text that a phrase of the group is remembered under
+LONGEST = 24  # draft tokens of a row
+_MOST_GROUPS = 256
+_FORCED = 0.99  # forced bytes come for sure, but the model may cut them otherwise
+# Expected shares before anything was measured, for how a copied piece was found and how it goes on.
+_FOUND = {"value 1": 0.5, "value 2": 0.8, "word 1": 0.3, "word 2": 0.6, "word 3": 0.7, "match 5": 0.85}
+_SHAPES = {"inside": 0.9, "next": 0.75, "over": 0.5}
+_PRIOR_WEIGHT = 4.0
+_MEMORY = 200.0  # decisions after which old ones count for little
 
 
-@dataclass(frozen=True)
-class Guess:
-    """Bytes that may come next. `source` says where they are from: guesses of one source are equally good."""
+class Trust:
+    """How often the guesses of each source were what the model chose."""
 
-    data: bytes
-    source: str
+    def __init__(self) -> None:
+        self.accepted: dict[str, float] = {}
+        self.offered: dict[str, float] = {}
+
+    def share(self, source: str, prior: float) -> float:
+        """The measured share of accepted guesses, drawn towards `prior`."""
+        offered = self.offered.get(source, 0.0) + _PRIOR_WEIGHT
+        return (self.accepted.get(source, 0.0) + prior * _PRIOR_WEIGHT) / offered
+
+    def record(self, source: str, accepted: bool) -> None:
+        keep = 1 - 1 / _MEMORY
+        self.offered[source] = self.offered.get(source, 0.0) * keep + 1
+        self.accepted[source] = self.accepted.get(source, 0.0) * keep + accepted
 
 
 @dataclass
-class Trust:
-    """How often the tokens of each source were what the model chose."""
+class _Group:
+    """What is remembered of rows with the same grammar."""
 
-    accepted: dict[str, float] = field(default_factory=dict)
-    offered: dict[str, float] = field(default_factory=dict)
-
-    def rate(self, source: str) -> float:
-        """The expected share of accepted tokens; two of three before anything is known."""
-        return (self.accepted.get(source, 0.0) + 2) / (self.offered.get(source, 0.0) + 3)
-
-    def record(self, source: str, accepted: bool) -> None:
-        self.offered[source] = self.offered.get(source, 0.0) + 1
-        self.accepted[source] = self.accepted.get(source, 0.0) + accepted
+    phrases: Phrases = field(default_factory=Phrases)
+    values: Values = field(default_factory=Values)
 
 
-class Phrases:
-    """What rows of one group wrote after the same bytes."""
+@dataclass
+class Draftable:
+    """What a row's drafts need to remember between steps.
 
-    def __init__(self) -> None:
-        self._following: dict[bytes, dict[bytes, int]] = {}
+    value_start: where in its output the model took over from the grammar last. sources: draft token
+    index -> where it is from. watched: (place in the output, source, bytes) of a guess not offered.
+    """
 
-    def learn(self, text: bytes, data: bytes) -> None:
-        following = self._following.setdefault(text[-_CONTEXT:], {})
-        following[data] = following.get(data, 0) + 1
-
-    def guess(self, text: bytes) -> Guess | None:
-        following = self._following.get(text[-_CONTEXT:])
-        if not following:
-            return None
-        total = sum(following.values())
-        data = max(following, key=following.__getitem__)
-        share = following[data] / (total + 0.5)
-        return Guess(data, f"phrase {int(share * 5)}")
-
-
-class Prompt:
-    """A row's prompt as bytes, and where its words start."""
-
-    def __init__(self, text: bytes) -> None:
-        self.text = text
-        self.words: dict[bytes, list[int]] = {}
-        for match in _WORD.finditer(text):
-            for length in (1, 2, 3):
-                self.words.setdefault(text[match.start() : match.start() + length], []).append(match.start())
-
-    def guess(self, text: bytes) -> Guess | None:
-        """What follows the longest match of the text's end."""
-        for length in _MATCHES:
-            place = self.text.find(text[-length:]) if len(text) >= length else -1
-            if place >= 0:
-                return self._at(place + length, f"copy {length}")
-        word = re.search(rb"[A-Za-z0-9\x80-\xff]+\Z", text[-16:])
-        if word:
-            start = word.group()
-            for place in self.words.get(start[:3], ()):
-                if self.text.startswith(start, place):
-                    return self._at(place + len(start), f"word {min(len(start), 3)}")
-        return None
-
-    def _at(self, place: int, source: str) -> Guess | None:
-        match = _PIECE.match(self.text, place)
-        return Guess(match.group(), source) if match and match.group() else None
+    prompt: Prompt
+    group: _Group
+    value_start: int
+    sources: dict[int, str] = field(default_factory=dict)
+    watched: tuple[int, str, bytes] | None = None
 
 
 class Drafter:
     """Gives rows their drafts and learns from what became of them.
 
-    threshold: a draft ends where less than this share of such drafts would be accepted as a whole.
+    longest: most draft tokens of a row, 0 for none. threshold: a draft ends where it would be accepted
+    as a whole less often than this.
     """
 
     def __init__(
-        self, tokenization: Tokenization, retokenizer: Retokenizer, longest: int = 24, threshold: float = 0.5
+        self, tokenization: Tokenization, retokenizer: Retokenizer, longest: int = LONGEST, threshold: float = 0.5
     ) -> None:
         self.trust = Trust()
         self.longest = longest
         self.threshold = threshold
         self._tokenization = tokenization
         self._retokenizer = retokenizer
-        self._groups: dict[str, Phrases] = {}
+        self._groups: OrderedDict[str, _Group] = OrderedDict()
 
     def draft(self, sequence: Sequence) -> None:
         """Let the next step verify what this row probably goes on with."""
         room = min(self.longest, sequence.tokens_left - 1)
+        if room <= 0:
+            sequence.set_drafts([])
+            return
+        memory = sequence.draftable = sequence.draftable or self._begin(sequence)
         walk = _Walk(sequence, self._tokenization, self._retokenizer)
-        walk.accept(sequence.drafts[:room])
-        sources = ["held"] * len(walk.ids)
-        likely = 1.0
+        value_start, place = memory.value_start, -1
+        likely, forced, sources = 1.0, b"", []
+        memory.watched = None
         while len(walk.ids) < room:
             forced = sequence.matcher.forced_bytes()
-            guess = Guess(forced, "forced") if forced else self._guess(sequence, walk.text)
-            if guess is None:
+            if forced:
+                guess = Guess(forced, _FORCED, "forced")
+            else:
+                found = self._guess(memory, walk.text, value_start, place)
+                if found is None:
+                    break
+                guess = found
+            if likely * guess.likely < self.threshold:
+                if guess.source:
+                    memory.watched = (len(walk.text), guess.source, guess.data)
                 break
-            likely *= self.trust.rate(guess.source)
-            if likely < self.threshold or not walk.extend(guess.data):
-                break
+            likely *= guess.likely
+            whole = walk.extend(guess.data)
             sources = (sources + [guess.source] * len(walk.ids))[: len(walk.ids)]
+            if not whole:
+                break
+            if forced:
+                value_start = len(walk.text)
+            place = guess.place
+        if forced and walk.ids and sources[-1] == "forced":
+            self._weigh_last(memory, walk, likely, sources)
         walk.undo()
         sequence.set_drafts(walk.ids[:room])
-        sequence.draft_sources = dict(enumerate(sources[:room], sequence.certain))
+        memory.sources = dict(enumerate(sources[:room], sequence.certain))
 
-    def _guess(self, sequence: Sequence, text: bytes) -> Guess | None:
-        if sequence.prompt is None:
-            data = b"".join(map(self._tokenization.token_bytes, sequence.request.prompt_ids))
-            sequence.prompt = Prompt(data)
-        phrases = self._groups.get(sequence.request.group or "")
-        guesses = [phrases.guess(text) if phrases else None, sequence.prompt.guess(text)]
-        return max((g for g in guesses if g), key=lambda g: self.trust.rate(g.source), default=None)
+    def _begin(self, sequence: Sequence) -> Draftable:
+        data = b"".join(map(self._tokenization.token_bytes, sequence.request.prompt_ids))
+        start = len(sequence.text) + len(sequence.matcher.forced_bytes())
+        return Draftable(Prompt(data), self._group(sequence.request.group), start)
+
+    def _group(self, name: str | None) -> _Group:
+        """What rows of this group have written; a row without a group learns from itself alone."""
+        if name is None:
+            return _Group()
+        group = self._groups.setdefault(name, _Group())
+        self._groups.move_to_end(name)
+        if len(self._groups) > _MOST_GROUPS:
+            self._groups.popitem(last=False)
+        return group
+
+    def _guess(self, memory: Draftable, text: bytes, value_start: int, place: int) -> Guess | None:
+        """The likeliest of what the group and the prompt propose."""
+        prompt, values = memory.prompt, memory.group.values
+        kind = text[max(value_start - CONTEXT, 0) : value_start]
+        if place >= 0:
+            copied, found = place, "on"
+        else:
+            copied, found = prompt.after(text, text[value_start:])
+        if copied >= 0:
+            guess = values.go_on(kind, prompt, copied, found)
+            if guess is not None and guess.source:
+                guess = Guess(guess.data, self.trust.share(guess.source, _prior(found, guess.source)), guess.source, guess.place)
+        else:
+            guess = values.start(kind, prompt) if len(text) == value_start else None
+        phrase = memory.group.phrases.guess(text)
+        if guess is None or (phrase is not None and phrase.likely > guess.likely):
+            return phrase
+        return guess
+
+    def _weigh_last(self, memory: Draftable, walk: _Walk, likely: float, sources: list[str]) -> None:
+        """What follows could merge with the last forced token: keep it only if it usually does not."""
+        data = self._tokenization.token_bytes(walk.ids[-1])
+        source = f"held {data!r}"
+        before = walk.text[: len(walk.text) - len(data)]
+        share = memory.group.phrases.share(before, data, self.trust.share(source, 0.8))
+        if likely * share < self.threshold:
+            memory.watched = (len(before), source, data)
+            walk.drop_last()
+            sources.pop()
+        else:
+            sources[-1] = source
 
     def record(self, sequence: Sequence, place: int, accepted: bool) -> None:
         """The draft at token index `place` was what the output became, or was not."""
-        source = sequence.draft_sources.get(place)
-        if source is not None:
+        source = sequence.draftable.sources.get(place) if sequence.draftable else None
+        if source:
             self.trust.record(source, accepted)
 
     def learn(self, sequence: Sequence, start: int, token_id: int) -> None:
         """The model chose `token_id` as what follows the first `start` bytes of the row's output."""
-        group = sequence.request.group
-        if group is not None and token_id not in self._tokenization.end_ids:
-            phrases = self._groups.setdefault(group, Phrases())
-            context = bytes(sequence.text[max(start - _CONTEXT, 0) : start])
-            phrases.learn(context, self._tokenization.token_bytes(token_id))
+        memory = sequence.draftable
+        if memory is None or token_id in self._tokenization.end_ids:
+            return
+        data = self._tokenization.token_bytes(token_id)
+        if memory.watched is not None and start >= memory.watched[0]:
+            place, source, guessed = memory.watched
+            memory.watched = None
+            if place == start:
+                right = data == guessed if source.startswith("held") else guessed.startswith(data)
+                self.trust.record(source, right or data.startswith(guessed))
+        text = sequence.text
+        before = bytes(text[max(start - CONTEXT, 0) : start])
+        memory.group.phrases.learn(before, data)
+        if len(data) > 1 and data[:1] == b" ":  # the grammar may force the space alone
+            memory.group.phrases.learn(before + b" ", data[1:])
+        written = start + len(data)
+        if len(text) > written:  # the grammar forced more: a value is complete
+            kind = bytes(text[max(memory.value_start - CONTEXT, 0) : memory.value_start])
+            memory.group.values.learn(kind, bytes(text[memory.value_start : written]), memory.prompt)
+            memory.value_start = len(text) + len(sequence.matcher.forced_bytes())
+
+
+def _prior(found: str, source: str) -> float:
+    return _FOUND.get(found, 0.9) * _SHAPES.get(source.rpartition(" ")[2], 0.8)
 
 
 class _Walk:
@@ -161,10 +210,10 @@ class _Walk:
         self._tokenization = tokenization
         self._retokenizer = retokenizer
         self._matcher = sequence.matcher
-        self._certain = bytes(sequence.text)
-        self._keep, self._start = retokenizer.tail(self._certain, sequence.ends)
-        self._tail = sequence.token_ids[sequence.prompt_tokens + self._keep : sequence.certain]
-        self.text = self._certain
+        self._certain = len(sequence.text)
+        keep, self._start = retokenizer.tail(bytes(sequence.text), sequence.ends)
+        self._tail = sequence.token_ids[sequence.prompt_tokens + keep : sequence.certain]
+        self.text = bytes(sequence.text)
         self.ids: list[int] = []
 
     def accept(self, ids: SequenceOf[int]) -> bool:
@@ -187,17 +236,20 @@ class _Walk:
         if ids is not None and ids[: len(self._tail)] == self._tail:
             ids = ids[len(self._tail) :]
         else:
-            ids = self._retokenizer.encode(whole[len(self._certain) :])
+            ids = self._retokenizer.encode(whole[self._certain :])
         if ids is None:
             return False
         same = 0
         while same < min(len(ids), len(self.ids)) and ids[same] == self.ids[same]:
             same += 1
-        self._matcher.rollback(len(self.ids) - same)
-        dropped = sum(len(self._tokenization.token_bytes(token)) for token in self.ids[same:])
-        self.text = self.text[: len(self.text) - dropped]
-        del self.ids[same:]
+        while len(self.ids) > same:
+            self.drop_last()
         return self.accept(ids[same:])
+
+    def drop_last(self) -> None:
+        data = self._tokenization.token_bytes(self.ids.pop())
+        self._matcher.rollback(1)
+        self.text = self.text[: len(self.text) - len(data)]
 
     def undo(self) -> None:
         self._matcher.rollback(len(self.ids))

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from jfbatch.engine.drafts import Drafter
+from jfbatch.engine.drafts import LONGEST, Drafter
 from jfbatch.engine.jump import Jumper
 from jfbatch.engine.retokenize import Retokenizer, Tokenization
 from jfbatch.engine.runner import Runner
@@ -118,8 +118,8 @@ class Engine:
     def __post_init__(self) -> None:
         self.statistics = EngineStatistics()
         retokenizer = Retokenizer(self.tokenization, self.runner.vocabulary_size)
-        self._jumper = Jumper(self.tokenization, retokenizer, self.config.jump, self.config.drafts)
-        self._drafter = Drafter(self.tokenization, retokenizer)
+        self._jumper = Jumper(self.tokenization, retokenizer, self.config.jump)
+        self._drafter = Drafter(self.tokenization, retokenizer, LONGEST if self.config.drafts else 0)
         self._scheduler = Scheduler(
             self.runner.pool, self.config.batch_size, self.config.prefill_chunk, self.config.kv_memory
         )
@@ -148,9 +148,8 @@ class Engine:
     def step(self) -> None:
         """One forward pass over everything that can run, and all decisions its logits allow."""
         self._scheduler.admit()
-        if self.config.drafts:
-            for sequence in self._scheduler.deciding():
-                self._drafter.draft(sequence)
+        for sequence in self._scheduler.deciding():
+            self._drafter.draft(sequence)
         planned = self._scheduler.plan()
         logits = self._forward(planned)
         if logits is None:

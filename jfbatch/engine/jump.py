@@ -1,7 +1,7 @@
 """Jump-forward and finishing in time: text that is known without asking the model.
 
 Forced bytes become tokens (retokenize.py), the matcher moves along, and the KV cache keeps the
-common token prefix. Tokens that what follows could merge with are offered to the model as drafts.
+common token prefix. Tokens that what follows could merge with are left to the model.
 """
 
 from __future__ import annotations
@@ -14,18 +14,12 @@ from jfbatch.errors import GrammarError
 
 
 class Jumper:
-    """Changes outputs by what their grammars already determine.
+    """Changes outputs by what their grammars already determine. jump: append forced bytes."""
 
-    jump: append forced bytes. drafts: keep held-back tokens as drafts for the next step.
-    """
-
-    def __init__(
-        self, tokenization: Tokenization, retokenizer: Retokenizer, jump: bool = True, drafts: bool = True
-    ) -> None:
+    def __init__(self, tokenization: Tokenization, retokenizer: Retokenizer, jump: bool = True) -> None:
         self._tokenization = tokenization
         self._retokenizer = retokenizer
         self._jumps = jump
-        self._drafts = drafts
 
     def jump(self, sequence: Sequence) -> bool:
         """Append what the grammar forces; whether that finished the output.
@@ -52,11 +46,6 @@ class Jumper:
                 self.replace_tail(sequence, plan.keep, before[plan.keep :])
                 return False
             self._count(sequence, before)
-            self._offer(sequence, plan.held)
-        else:
-            rest = before[plan.keep :]
-            if plan.held[: len(rest)] == rest:
-                self._offer(sequence, plan.held[len(rest) :])
         return False
 
     def _jump_to_end(self, sequence: Sequence, plan: Retokenized) -> bool:
@@ -123,15 +112,6 @@ class Jumper:
         for token in new_ids:
             sequence.append(token, self._tokenization.token_bytes(token))
         return True
-
-    def _offer(self, sequence: Sequence, drafts: SequenceOf[int]) -> None:
-        """Let the next step verify `drafts`, as far as the limit of tokens goes.
-
-        Drafts that go on where these end are kept: some may have been computed already.
-        """
-        drafts = drafts[: max(sequence.tokens_left - 1, 0)] if self._drafts else []
-        if not drafts or sequence.drafts[: len(drafts)] != drafts:
-            sequence.set_drafts(drafts)
 
     def _count(self, sequence: Sequence, before: SequenceOf[int]) -> None:
         sequence.jumped_tokens += sequence.output_tokens - _common(before, sequence.output_ids)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from jfbatch.engine.drafts import Prompt
+    from jfbatch.engine.drafts import Draftable
     from jfbatch.grammar.matcher import Matcher
 
 Reason = Literal["finished", "shortened", "failed"]
@@ -78,8 +78,7 @@ class Sequence:
     text: bytearray = field(default_factory=bytearray)
     ends: list[int] = field(default_factory=list)
     can_jump: bool = True
-    prompt: Prompt | None = None  # for drafts, once one was looked for
-    draft_sources: dict[int, str] = field(default_factory=dict)  # by token index
+    draftable: Draftable | None = None  # once it was given drafts
     # The row whose prefill computes the first `shared` tokens of this one too; None once copied.
     leader: Sequence | None = None
     shared: int = 0

@@ -230,8 +230,8 @@ def warm_up() -> None:
         "d": {"allOf": [{"type": "string", "pattern": "a"}, {"pattern": "b"}]},
     }
     schema = {"type": "object", "properties": strings, "required": list(strings)}
-    vocabulary = Vocabulary.from_tokens([bytes([byte]) for byte in range(128)] + [None], end_ids=[128])
-    grammar = Grammar.from_json_schema(schema, vocabulary)
+    tokens = [*(bytes([byte]) for byte in range(128)), b"longer than a", None]
+    grammar = Grammar.from_json_schema(schema, Vocabulary.from_tokens(tokens, end_ids=[129]))
     matcher = grammar.matcher()
     for byte in b'{"a": "ab", "b": "ab", "c": "b", "d": "ab"}':
         matcher.token_mask()
@@ -239,6 +239,7 @@ def warm_up() -> None:
         matcher.accept_token(byte)
         matcher.shortest_ending()
         matcher.is_finished()
+    grammar.automaton.advance_afresh(grammar.automaton.start, b"{")
     grammar.automaton.explore(100)
 
 

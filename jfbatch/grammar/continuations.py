@@ -83,49 +83,106 @@ def _characters_left(code: Code, at: int, count: int) -> np.int64:
 
 
 @jit
+def _dependencies(code: Code, at: int) -> tuple[int, int]:
+    """The one or two instructions that the distance of `at` is made of, -1 = none; SPLIT's are its targets."""
+    op = code.op[at]
+    if op in (BYTE, LEAF):
+        return np.int64(code.y[at]), np.int64(-1)
+    if op == JUMP:
+        return np.int64(code.x[at]), np.int64(-1)
+    if op in (CALL, LOOP):
+        return np.int64(code.x[at]), np.int64(code.y[at])
+    if op == PUSH:
+        return np.int64(code.x[code.x[at]]), np.int64(code.y[code.x[at]])
+    return np.int64(-1), np.int64(-1)
+
+
+@jit
+def _distance(code: Code, at: int) -> np.int64:
+    """The distance of one instruction by those of the ones that follow it."""
+    distance = code.distance
+    op = code.op[at]
+    best = FAR
+    if op in (MATCH, RETURN, INCREMENT, COUNTED):
+        best = np.int64(0)
+    elif op == BYTE:
+        best = distance[code.y[at]] + A_BYTE
+    elif op == SPLIT:
+        for target in code.targets[code.x[at] : code.x[at] + code.y[at]]:
+            best = min(best, distance[target])
+    elif op == JUMP:
+        best = distance[code.x[at]]
+    elif op in (PUSH, LOOP):
+        loop = np.int64(code.x[at]) if op == PUSH else np.int64(at)
+        best = distance[code.y[loop]] + np.int64(op == PUSH)
+        low = np.int64(code.low[loop])
+        if low > 0:
+            body = distance[code.x[loop]] + 2
+            best = min(best + low * body, FAR) if body < FAR // low else FAR
+    elif op == CALL:
+        best = distance[code.x[at]] + distance[code.y[at]]
+    elif op == LEAF:
+        best = np.int64(code.low[at]) * A_BYTE + distance[code.y[at]]
+    elif op == ENTER:
+        best = _characters_left(code, np.int64(code.x[at]), 0) * A_BYTE
+    return min(best + 1, FAR)
+
+
+@jit
 def fill_distances(code: Code) -> None:
     """The cheapest way from each instruction to the end of its level, by relaxation to a fixpoint.
 
     Cost is bytes first (A_BYTE each), then instructions run, so that a cheapest way never goes in
-    circles. A level is a loop body (ends at INCREMENT), a rule (RETURN) or the whole (MATCH).
-    Instructions mostly follow what they lead to, so ascending sweeps settle in a few rounds.
+    circles. A level is a loop body (ends at INCREMENT), a rule (RETURN) or the whole (MATCH). A queue
+    holds what may have come nearer (Bellman-Ford as in SPFA, Moore 1959).
     """
+    size = len(code.op)
     distance = code.distance
     distance[:] = FAR
-    changed = True
-    while changed:
-        changed = False
-        for at in range(len(distance)):
-            op = code.op[at]
-            best = FAR
-            if op in (MATCH, RETURN, INCREMENT):
-                best = np.int64(0)
-            elif op == BYTE:
-                best = distance[code.y[at]] + A_BYTE
-            elif op == SPLIT:
-                for target in code.targets[code.x[at] : code.x[at] + code.y[at]]:
-                    best = min(best, distance[target])
-            elif op == JUMP:
-                best = distance[code.x[at]]
-            elif op in (PUSH, LOOP):
-                loop = np.int64(code.x[at]) if op == PUSH else np.int64(at)
-                best = distance[code.y[loop]] + np.int64(op == PUSH)
-                low = np.int64(code.low[loop])
-                if low > 0:
-                    body = distance[code.x[loop]] + 2
-                    best = min(best + low * body, FAR) if body < FAR // low else FAR
-            elif op == CALL:
-                best = distance[code.x[at]] + distance[code.y[at]]
-            elif op == LEAF:
-                best = np.int64(code.low[at]) * A_BYTE + distance[code.y[at]]
-            elif op == COUNTED:
-                best = np.int64(0)
-            elif op == ENTER:
-                best = _characters_left(code, np.int64(code.x[at]), 0) * A_BYTE
-            best = min(best + 1, FAR)
-            if best < distance[at]:
-                distance[at] = best
-                changed = True
+    begin = np.zeros(size + 2, np.int64)
+    for at in range(size):
+        one, other = _dependencies(code, at)
+        if one >= 0:
+            begin[one + 2] += 1
+        if other >= 0:
+            begin[other + 2] += 1
+        if code.op[at] == SPLIT:
+            for target in code.targets[code.x[at] : code.x[at] + code.y[at]]:
+                begin[target + 2] += 1
+    for at in range(size):
+        begin[at + 2] += begin[at + 1]
+    users = np.empty(begin[size + 1], np.int32)
+    for at in range(size):
+        one, other = _dependencies(code, at)
+        if one >= 0:
+            users[begin[one + 1]] = at
+            begin[one + 1] += 1
+        if other >= 0:
+            users[begin[other + 1]] = at
+            begin[other + 1] += 1
+        if code.op[at] == SPLIT:
+            for target in code.targets[code.x[at] : code.x[at] + code.y[at]]:
+                users[begin[target + 1]] = at
+                begin[target + 1] += 1
+    queue = np.empty(size, np.int32)  # a ring: every instruction is in it at most once
+    waiting = np.ones(size, np.uint8)
+    for at in range(size):
+        queue[at] = at
+    head, count = 0, size
+    while count > 0:
+        at = np.int64(queue[head])
+        head = (head + 1) % size
+        count -= 1
+        waiting[at] = 0
+        best = _distance(code, at)
+        if best < distance[at]:
+            distance[at] = best
+            for i in range(begin[at], begin[at + 1]):
+                user = users[i]
+                if not waiting[user]:
+                    waiting[user] = 1
+                    queue[(head + count) % size] = user
+                    count += 1
 
 
 @jit

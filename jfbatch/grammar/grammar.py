@@ -17,8 +17,10 @@ from jfbatch.errors import GrammarError, InvalidGrammar
 from jfbatch.grammar import expression as expressions
 from jfbatch.grammar.automaton import Automaton
 from jfbatch.grammar.counted import leaf_of
+from jfbatch.grammar.ebnf import grammar_to_rules
 from jfbatch.grammar.expression import RuleSet
 from jfbatch.grammar.json_schema import schema_to_rules
+from jfbatch.grammar.json_schema.python_types import schema_of
 from jfbatch.grammar.masks import MaskTable
 from jfbatch.grammar.program import Program, compile_program
 from jfbatch.grammar.regex import JSON_CHARACTER, RAW_UTF8, regex_to_expression
@@ -62,10 +64,11 @@ class Grammar:
     ) -> Grammar:
         """The JSON texts a schema allows, in one fixed layout.
 
+        `schema` is a JSON Schema, or a pydantic model or dataclass, whose schema is then taken.
         `objects` "closed" leaves undeclared properties out unless the schema asks for them, "open"
         lets them through wherever the specification does. Raises UnsupportedSchema.
         """
-        compiled = schema_to_rules(schema, style=style, objects=objects, strict=strict)
+        compiled = schema_to_rules(schema_of(schema), style=style, objects=objects, strict=strict)
         program = _program(compiled.rules, vocabulary)
         return Grammar(program, vocabulary, compiled.unenforced, compiled.warnings)
 
@@ -84,6 +87,11 @@ class Grammar:
         return Grammar(_program(RuleSet(expressions.choice(*texts)), vocabulary), vocabulary)
 
     @staticmethod
+    def from_grammar(text: str, vocabulary: Vocabulary) -> Grammar:
+        """The texts of a grammar file, in GBNF or Lark's syntax, as UTF-8. Raises InvalidGrammar."""
+        return Grammar(_program(grammar_to_rules(text), vocabulary), vocabulary)
+
+    @staticmethod
     def from_pattern(
         kind: str,
         text: str,
@@ -92,14 +100,18 @@ class Grammar:
         objects: Objects = "closed",
         strict: bool = False,
     ) -> Grammar:
-        """A pattern as rows carry it: kind schema, regex or choice, and its text (JSON but for regex)."""
+        """A pattern as rows carry it: its kind, and its text (JSON for a schema and a choice)."""
         if kind == "schema":
             return Grammar.from_json_schema(json.loads(text), vocabulary, style, objects, strict)
         if kind == "regex":
             return Grammar.from_regex(text, vocabulary)
         if kind == "choice":
             return Grammar.from_choice(json.loads(text), vocabulary)
-        raise InvalidGrammar(f"patterns of kind {kind!r} are not known: schema, regex and choice are")
+        if kind == "grammar":
+            return Grammar.from_grammar(text, vocabulary)
+        raise InvalidGrammar(
+            f"patterns of kind {kind!r} are not known: schema, regex, choice and grammar are"
+        )
 
     def matcher(self) -> AutomatonMatcher:
         """A new position at the start of an output."""
@@ -131,6 +143,12 @@ class AutomatonMatcher:
         self.grammar = grammar
         self.states = [grammar.automaton.start]
         self.ended = False  # an end token was taken; it repeats the last state
+
+    def fork(self) -> AutomatonMatcher:
+        """A matcher of its own at the same position."""
+        other = AutomatonMatcher(self.grammar)
+        other.states, other.ended = self.states.copy(), self.ended
+        return other
 
     def token_mask(self) -> NDArray[np.uint32]:
         if self.ended:

@@ -105,7 +105,7 @@ class _GbnfReader(Reader):
             self.fail(f"nothing to repeat before {self.shown()}")
         if self.text[start] in "<!":
             self.fail("tokens <...> are not supported: a grammar speaks of characters, not of one tokenizer")
-        self.fail(f"expected a literal, a set, a name or a group, but found {self.shown()}")
+        return self.fail(f"expected a literal, a set, a name or a group, but found {self.shown()}")
 
     def repeated(self, item: Expression) -> Expression | None:
         """`item` with the quantifier that stands here, None if there is none."""

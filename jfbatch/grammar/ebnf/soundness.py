@@ -24,10 +24,31 @@ def check_productive(source: Source) -> None:
     """Raise GrammarSyntaxError at a rule that no text can match, such as a: a "x" without another way."""
     rules = {name: definition.body for name, definition in source.definitions.items()}
     productive = productive_rules(rules)
-    for name, definition in source.definitions.items():
-        if name not in productive:
-            fault = "no text can match this rule: every way through it comes back to itself"
-            source.fail(fault, name, definition.position)
+    name = next((name for name in rules if name not in productive), None)
+    way: list[str] = []
+    while name is not None and name not in way:
+        way.append(name)
+        name = next(
+            (other for other in sorted(mentioned_rules(rules[name])) if other not in productive), None
+        )
+    if name is not None:
+        circle = " -> ".join([*way[way.index(name) :], name])
+        fault = f"no text can match this rule: every way through it comes back to it ({circle})"
+        source.fail(fault, name, source.definitions[name].position)
+    if way:
+        source.fail("no text can match this rule", way[-1], source.definitions[way[-1]].position)
+
+
+def mentioned_rules(expression: Expression) -> set[str]:
+    """The rules that an expression names."""
+    match expression:
+        case Reference(name):
+            return {name}
+        case Sequence(parts) | Choice(parts):
+            return {name for part in parts for name in mentioned_rules(part)}
+        case Repeat(inner):
+            return mentioned_rules(inner)
+    return set()
 
 
 def productive_rules(rules: Mapping[str, Expression]) -> set[str]:

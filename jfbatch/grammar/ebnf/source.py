@@ -13,7 +13,7 @@ from typing import NoReturn
 from jfbatch.errors import InvalidGrammar
 from jfbatch.grammar.expression import Expression
 
-MAX_DEPTH = 200  # nested groups
+MAX_DEPTH = 100  # nested groups
 MAX_COUNT = 1_000_000_000  # rounds of a repeat
 
 

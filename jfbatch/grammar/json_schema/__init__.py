@@ -19,7 +19,7 @@ from jfbatch.grammar.json_schema.resolve import Resolver
 
 @dataclass(frozen=True)
 class CompiledSchema:
-    """The rules of a schema, what they leave to a check ("#/pointer: keyword"), and remarks for its author."""
+    """The rules of a schema, what they leave to a check ("#/pointer: keyword"), remarks for its author."""
 
     rules: RuleSet
     unenforced: tuple[str, ...]

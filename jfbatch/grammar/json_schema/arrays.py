@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING, Any
 from jfbatch.grammar.expression import (
     NOTHING,
     Expression,
-    Literal,
     Reference,
     choice,
     literal,
-    optional,
     repeat,
     sequence,
 )

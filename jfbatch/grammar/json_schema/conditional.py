@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from jfbatch.grammar.json_schema.branch import Alternative, Branch, Fact, Split
 from jfbatch.grammar.json_schema.reading import read_names, read_schema_map
 from jfbatch.grammar.json_schema.resolve import SchemaNode
 from jfbatch.grammar.json_schema.shape import OBJECT
 
 if TYPE_CHECKING:
-    from jfbatch.grammar.json_schema.merge import Alternative, Branch, Merger
+    from jfbatch.grammar.json_schema.merge import Merger
 
 
 def add_conditional(merger: Merger, node: SchemaNode, value: Any, branch: Branch) -> None:
@@ -65,8 +66,6 @@ def add_dependent_schemas(merger: Merger, node: SchemaNode, value: Any, branch: 
 
 
 def _depend_on_names(node: SchemaNode, keyword: str, name: str, names: Any, branch: Branch) -> None:
-    from jfbatch.grammar.json_schema.merge import Fact
-
     needed = [other for other in read_names(node, keyword, names) if other != name]
     if needed:
         _depend(node, keyword, name, [Fact("require", tuple(needed))], branch)
@@ -74,8 +73,6 @@ def _depend_on_names(node: SchemaNode, keyword: str, name: str, names: Any, bran
 
 def _depend(node: SchemaNode, keyword: str, name: str, consequence: list[Any], branch: Branch) -> None:
     """Where the value is an object: `name` is absent, or present and the consequence holds."""
-    from jfbatch.grammar.json_schema.merge import Fact, Split
-
     absent: Alternative = (Fact("forbid", (name,)),)
     present: Alternative = (Fact("require", (name,)), *consequence)
     branch.add_split(Split(f"#{node.path}: {keyword}", OBJECT, (absent, present), None, 1))

@@ -7,20 +7,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from jfbatch.grammar.json_schema.branch import Alternative, Branch, Fact, Split
+from jfbatch.grammar.json_schema.properties import property_conjunction
 from jfbatch.grammar.json_schema.reading import read_schemas
 from jfbatch.grammar.json_schema.resolve import SchemaNode
 from jfbatch.grammar.json_schema.shape import ANY_TYPE, OBJECT, Shape, value_key
 
 if TYPE_CHECKING:
-    from jfbatch.grammar.json_schema.merge import Alternative, Branch, Merger
+    from jfbatch.grammar.json_schema.merge import Merger
 
 PAIR_LIMIT = 2_000
 """Pairs of branches that are compared; a oneOf with more is left to the check."""
 
 
 def add_one_of(merger: Merger, node: SchemaNode, value: Any, branch: Branch) -> None:
-    from jfbatch.grammar.json_schema.merge import Split
-
     parts = read_schemas(merger, node, "oneOf", value)
     label = f"#{node.path}: oneOf"
     if len(parts) == 1:
@@ -34,8 +34,6 @@ def add_one_of(merger: Merger, node: SchemaNode, value: Any, branch: Branch) -> 
 
 
 def _alternatives(merger: Merger, label: str, parts: list[SchemaNode], branch: Branch) -> list[Alternative]:
-    from jfbatch.grammar.json_schema.merge import Fact, Split
-
     living = [part for part in parts if _can_join(merger, branch, (part,))]
     if _are_discriminated(merger, living, branch):
         return [((part, True),) for part in living]
@@ -62,11 +60,13 @@ def _can_join(merger: Merger, branch: Branch, parts: tuple[SchemaNode, ...]) -> 
     conjunction = tuple((part, True) for part in parts)
     if len(parts) > 1 and merger.is_empty(conjunction):
         return False
-    return merger.is_possible(type(branch).of(conjunction, branch.shape.copy(), set(branch.visited)), conjunction)
+    return merger.is_possible(
+        type(branch).of(conjunction, branch.shape.copy(), set(branch.visited)), conjunction
+    )
 
 
 def _are_discriminated(merger: Merger, parts: list[SchemaNode], branch: Branch) -> bool:
-    """Whether one required property has other values in each part: the usual tagged union, found in one pass."""
+    """Whether one required property has other values in each part: a tagged union, found in one pass."""
     if len(parts) < 2:
         return True
     candidates: list[str] | None = None
@@ -86,8 +86,6 @@ def _are_discriminated(merger: Merger, parts: list[SchemaNode], branch: Branch) 
 
 
 def _tells_apart(merger: Merger, name: str, facts: list[list[Shape]]) -> bool:
-    from jfbatch.grammar.json_schema.objects import property_conjunction
-
     seen: set[Any] = set()
     for shapes in facts:
         mine: set[Any] = set()

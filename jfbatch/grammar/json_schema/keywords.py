@@ -7,8 +7,9 @@ patternProperties and additionalProperties, say) share one, called once under th
 from __future__ import annotations
 
 from itertools import combinations
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from jfbatch.grammar.json_schema.branch import Alternative, Branch
 from jfbatch.grammar.json_schema.conditional import (
     add_conditional,
     add_dependencies,
@@ -16,7 +17,6 @@ from jfbatch.grammar.json_schema.conditional import (
     add_dependent_schemas,
 )
 from jfbatch.grammar.json_schema.exclusive import add_one_of
-from jfbatch.grammar.json_schema.merge import Alternative, Branch, Merger, PositiveKeyword
 from jfbatch.grammar.json_schema.reading import (
     contains_bounds,
     exclusive_flag,
@@ -37,6 +37,9 @@ from jfbatch.grammar.json_schema.unevaluated import (
     add_unevaluated_items,
     add_unevaluated_properties,
 )
+
+if TYPE_CHECKING:
+    from jfbatch.grammar.json_schema.merge import Merger, PositiveKeyword
 
 _GROUPS = {
     "patternProperties": "properties",
@@ -78,7 +81,7 @@ def active_keywords(resolver: Resolver, node: SchemaNode) -> tuple[str, ...]:
         if explicit and not _FIRST_DRAFT.get(keyword, 0) <= node.draft <= _LAST_DRAFT.get(keyword, 9999):
             resolver.warnings.append(f"#{node.path}: {keyword} means nothing in the draft that $schema names")
             continue
-        group = _GROUPS.get(keyword, keyword)
+        group: str = _GROUPS.get(keyword, str(keyword))
         if group not in groups:
             groups.add(group)
             found.append(keyword)

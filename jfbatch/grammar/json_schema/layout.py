@@ -24,7 +24,7 @@ class Layout:
         return self.style == "pretty"
 
     def opening(self, depth: int) -> str:
-        """What stands between an opening bracket and the first element inside, at `depth` of the container."""
+        """What stands between an opening bracket and the first element, at `depth` of the container."""
         return "\n" + "  " * (depth + 1) if self.style == "pretty" else ""
 
     def separator(self, depth: int) -> str:

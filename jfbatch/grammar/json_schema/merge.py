@@ -9,10 +9,14 @@ too many, a split is left out, and the shapes say so as `unenforced`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, Union
+from dataclasses import replace
+from typing import Any
 
 from jfbatch.errors import GrammarTooLarge, UnsupportedSchema
+from jfbatch.grammar.json_schema.branch import Alternative, Branch, Fact, Position, Split
+from jfbatch.grammar.json_schema.keywords import POSITIVE, active_keywords
+from jfbatch.grammar.json_schema.negation import NEGATIVE
+from jfbatch.grammar.json_schema.properties import property_conjunction, split_some_key
 from jfbatch.grammar.json_schema.resolve import Resolver, SchemaNode
 from jfbatch.grammar.json_schema.shape import (
     ANY_TYPE,
@@ -25,6 +29,7 @@ from jfbatch.grammar.json_schema.shape import (
     Shape,
     value_key,
 )
+from jfbatch.grammar.json_schema.values import remaining_values, strings_are_empty
 
 BRANCH_LIMIT = 300
 """Branches of one conjunction beyond which splits are left to the check afterwards."""
@@ -37,94 +42,6 @@ LOOK_AHEAD = 4
 
 NODE_LIMIT = 20_000
 """Subschemas that one conjunction may take in, all branches together."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fact:
-    """A call of one of Shape's methods, as a value."""
-
-    method: str
-    arguments: tuple[Any, ...]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Split:
-    """One of the alternatives holds, where the value is of a type in `mask`; other types are free.
-
-    `expand` makes the alternatives when the branch is taken apart, for those that depend on its shape;
-    None from it leaves the split to the check. Splits are taken in the order of `cost`, cheap ones first.
-    `excluded`: the alternatives are the ways not to satisfy this node, so a branch in which it cannot
-    hold anyway needs none of them.
-    """
-
-    label: str
-    mask: int
-    alternatives: tuple[Alternative, ...] = ()
-    expand: Callable[[Branch], list[Alternative] | None] | None = None
-    cost: int = 0
-    excluded: SchemaNode | None = None
-
-
-Formula = Union[Atom, Fact, Split]
-Alternative = tuple[Formula, ...]
-
-LATE = 100
-"""The cost from which on a split speaks about what the other splits have brought together."""
-
-
-Position = tuple[int, ...]
-"""Where in the text of the schema something was said: compared, it gives the order of first mention."""
-
-
-class Branch:
-    """A shape in the making: what is still to be read, and what is still to be split."""
-
-    __slots__ = ("pending", "position", "shape", "splits", "visited")
-
-    def __init__(
-        self,
-        shape: Shape,
-        pending: list[tuple[Position, Formula]],
-        visited: set[Atom],
-        splits: list[tuple[Position, Split]],
-    ) -> None:
-        self.shape = shape
-        self.pending = pending
-        self.visited = visited
-        self.splits = splits
-        self.position: Position = ()
-
-    @staticmethod
-    def of(conjunction: Conjunction, shape: Shape | None = None, visited: set[Atom] | None = None) -> Branch:
-        """A branch that has a conjunction still to read."""
-        pending: list[tuple[Position, Formula]] = [((index,), atom) for index, atom in enumerate(conjunction)]
-        return Branch(shape or Shape(), pending, visited or set(), [])
-
-    def copy(self) -> Branch:
-        return Branch(self.shape.copy(), list(self.pending), set(self.visited), list(self.splits))
-
-    def add(self, *formulas: Formula) -> None:
-        """Read these too, as if they stood at the current position."""
-        first = len(self.pending)
-        self.pending.extend(((*self.position, first + index), f) for index, f in enumerate(formulas))
-
-    def add_split(self, split: Split) -> None:
-        self.splits.append((self.position, split))
-
-    def split(
-        self,
-        label: str,
-        alternatives: list[Alternative],
-        mask: int = ANY_TYPE,
-        cost: int = 0,
-    ) -> None:
-        """Add a split; a single alternative needs none, and without any the branch is dead."""
-        if not alternatives:
-            self.shape.limit_types(ANY_TYPE & ~mask)
-        elif len(alternatives) == 1 and mask == ANY_TYPE:
-            self.add(*alternatives[0])
-        else:
-            self.add_split(Split(label, mask, tuple(alternatives), None, cost))
 
 
 PositiveKeyword = Callable[["Merger", SchemaNode, Any, Branch], None]
@@ -142,15 +59,10 @@ class Merger:
     """Expands conjunctions of one document's nodes; remembers what it found."""
 
     def __init__(self, resolver: Resolver) -> None:
-        # The tables are imported here because their functions take a Merger.
-        from jfbatch.grammar.json_schema.keywords import POSITIVE, active_keywords
-        from jfbatch.grammar.json_schema.negation import NEGATIVE
-
         self.resolver = resolver
         self.never: Atom = (resolver.never, True)
-        self._positive: dict[str, PositiveKeyword] = POSITIVE
-        self._negative: dict[str, NegativeKeyword] = NEGATIVE
-        self._active_keywords = active_keywords
+        self._positive = POSITIVE
+        self._negative = NEGATIVE
         self._keywords: dict[SchemaNode, tuple[str, ...]] = {}
         self._canonical: dict[SchemaNode, Conjunction] = {}
         self._negations: dict[SchemaNode, list[Alternative]] = {}
@@ -175,19 +87,22 @@ class Merger:
         """The values of a node's enum, as they compare in JSON."""
         found = self._enum_keys.get(node)
         if found is None:
-            found = self._enum_keys[node] = frozenset(value_key(value) for value in node.schema["enum"])
+            values = node.schema["enum"]
+            if not isinstance(values, list):
+                raise node.fail("enum", "must be a list of values")
+            found = self._enum_keys[node] = frozenset(value_key(value) for value in values)
         return found
 
     def keywords(self, node: SchemaNode) -> tuple[str, ...]:
         """The keywords of a node that constrain anything in its draft, in the order written."""
         found = self._keywords.get(node)
         if found is None:
-            found = self._active_keywords(self.resolver, node)
+            found = active_keywords(self.resolver, node)
             self._keywords[node] = found
         return found
 
     def canonical(self, conjunction: Conjunction) -> Conjunction:
-        """The same conjunction without what adds nothing: true, bare $refs and allOfs replaced by what they say."""
+        """The same conjunction without what adds nothing: bare $refs and allOfs replaced by what they say."""
         if len(conjunction) == 1 and conjunction[0][1]:
             return self._canonical_node(conjunction[0][0])
         atoms: dict[Atom, None] = {}
@@ -379,8 +294,6 @@ class Merger:
 
     def _some_key_split(self, branch: Branch) -> tuple[Position, Split] | None:
         """At the end of a branch: a demand for some property becomes a choice of which one answers it."""
-        from jfbatch.grammar.json_schema.objects import split_some_key
-
         facts = branch.shape.object
         if not facts.some_keys or not branch.shape.types & OBJECT:
             return None
@@ -443,7 +356,7 @@ class Merger:
         return found
 
     def shapes_ahead(self, conjunction: Conjunction) -> list[Shape] | None:
-        """The shapes of a conjunction for a question asked while another is being expanded; None: too deep."""
+        """The shapes of a conjunction, asked for while another is being expanded; None: too deep."""
         if self._emptiness_depth >= LOOK_AHEAD:
             return None
         self._emptiness_depth += 1
@@ -469,8 +382,6 @@ class Merger:
 
     def shape_is_empty(self, shape: Shape, conjunction: Conjunction) -> bool:
         """Whether no value provably has this shape; `conjunction` is what it was made from."""
-        from jfbatch.grammar.json_schema.values import remaining_values, strings_are_empty
-
         if shape.values is not None:
             return not remaining_values(self, shape, conjunction)
         if shape.types == STRING:
@@ -480,16 +391,14 @@ class Merger:
 
     def _contradicts_by_properties(self, shape: Shape) -> bool:
         """Take away the object type where a required property can have no value; True if nothing is left."""
-        from jfbatch.grammar.json_schema.objects import property_conjunction
-
         if not shape.types & OBJECT or not shape.object.required or not shape.object.scopes:
             return False
         if self._emptiness_depth >= LOOK_AHEAD:
             return False
         for name in shape.object.required:
             conjunction = property_conjunction(self, shape.object, name)
-            if len(conjunction) > 1 or conjunction == (self.never,):
-                if self.is_empty(conjunction):
-                    shape.types &= ~OBJECT
-                    break
+            worth_asking = len(conjunction) > 1 or conjunction == (self.never,)
+            if worth_asking and self.is_empty(conjunction):
+                shape.types &= ~OBJECT
+                break
         return not shape.types

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from jfbatch.grammar.json_schema.branch import Alternative, Fact, Formula
 from jfbatch.grammar.json_schema.conditional import conditional_parts
+from jfbatch.grammar.json_schema.formats import KNOWN_FORMATS
 from jfbatch.grammar.json_schema.reading import (
     contains_bounds,
     exclusive_flag,
@@ -36,12 +38,10 @@ from jfbatch.grammar.json_schema.shape import (
 )
 
 if TYPE_CHECKING:
-    from jfbatch.grammar.json_schema.merge import Alternative, Fact, Formula, Merger, NegativeKeyword
+    from jfbatch.grammar.json_schema.merge import Merger, NegativeKeyword
 
 
 def _fact(method: str, *arguments: Any) -> Fact:
-    from jfbatch.grammar.json_schema.merge import Fact
-
     return Fact(method, arguments)
 
 
@@ -192,10 +192,8 @@ def _pattern(merger: Merger, node: SchemaNode, value: Any) -> list[Alternative]:
 
 
 def _format(merger: Merger, node: SchemaNode, value: Any) -> list[Alternative]:
-    from jfbatch.grammar.json_schema.values import is_known_format
-
     name = read_string(node, "format", value)
-    return [_of(STRING, _fact("format", name, False))] if is_known_format(name) else []
+    return [_of(STRING, _fact("format", name, False))] if name in KNOWN_FORMATS else []
 
 
 def _items(merger: Merger, node: SchemaNode, value: Any) -> list[Alternative]:

@@ -7,12 +7,8 @@ from __future__ import annotations
 
 from jfbatch.grammar.expression import (
     NOTHING,
-    ByteSet,
     Choice,
-    Difference,
     Expression,
-    Intersection,
-    Literal,
     Reference,
     Repeat,
     RuleSet,
@@ -90,5 +86,4 @@ def _without(expression: Expression, productive: set[str]) -> Expression:
         return choice(*(_without(part, productive) for part in expression.parts))
     if isinstance(expression, Repeat):
         return repeat(_without(expression.inner, productive), expression.low, expression.high)
-    assert isinstance(expression, (Literal, ByteSet, Intersection, Difference))
     return expression

@@ -132,7 +132,7 @@ class Resolver:
         return found
 
     def _outermost(self, node: SchemaNode, keyword: str, target: str, found: SchemaNode) -> SchemaNode:
-        """Where a dynamic reference leads: the outermost resource that has the anchor, if that is the root."""
+        """Where a dynamic reference leads: the outermost resource with the anchor, if that is the root."""
         if keyword == "$recursiveRef":
             marked = isinstance(found.schema, dict) and found.schema.get("$recursiveAnchor") is True
             root_marked = isinstance(self.document, dict) and self.document.get("$recursiveAnchor") is True

@@ -152,7 +152,9 @@ class ObjectFacts:
 
     @property
     def is_empty(self) -> bool:
-        if self.max_properties is not None and self.max_properties < max(self.min_properties, len(self.required)):
+        if self.max_properties is not None and self.max_properties < max(
+            self.min_properties, len(self.required)
+        ):
             return True
         return bool(self.forbidden) and not self.forbidden.isdisjoint(self.required)
 
@@ -166,7 +168,17 @@ class Shape:
     `position` is where in the schema the reader is.
     """
 
-    __slots__ = ("array", "excluded", "number", "object", "position", "string", "types", "unenforced", "values")
+    __slots__ = (
+        "array",
+        "excluded",
+        "number",
+        "object",
+        "position",
+        "string",
+        "types",
+        "unenforced",
+        "values",
+    )
 
     def __init__(self) -> None:
         self.types = ANY_TYPE
@@ -264,12 +276,18 @@ class Shape:
             self.string = replace(self.string, max_length=length, length_label=label)
 
     def pattern(self, pattern: str, positive: bool) -> None:
-        name = "patterns" if positive else "not_patterns"
-        self.string = replace(self.string, **{name: _with(getattr(self.string, name), pattern)})
+        facts = self.string
+        if positive:
+            self.string = replace(facts, patterns=_with(facts.patterns, pattern))
+        else:
+            self.string = replace(facts, not_patterns=_with(facts.not_patterns, pattern))
 
     def format(self, name: str, positive: bool) -> None:
-        kind = "formats" if positive else "not_formats"
-        self.string = replace(self.string, **{kind: _with(getattr(self.string, kind), name)})
+        facts = self.string
+        if positive:
+            self.string = replace(facts, formats=_with(facts.formats, name))
+        else:
+            self.string = replace(facts, not_formats=_with(facts.not_formats, name))
 
     # arrays
 
@@ -336,7 +354,7 @@ def least_common_multiple(left: Fraction, right: Fraction) -> Fraction:
 
 
 def value_key(value: Any) -> Any:
-    """A hashable stand-in under which JSON values are equal as JSON Schema has it: 1 is 1.0, true is not 1."""
+    """A hashable stand-in that is equal where JSON Schema has the values equal: 1 is 1.0, true is not 1."""
     if isinstance(value, bool) or value is None:
         return (value,)
     if isinstance(value, (int, float, str)):

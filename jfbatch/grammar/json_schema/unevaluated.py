@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from jfbatch.grammar.json_schema.branch import LATE, Alternative, Branch, Fact, Split
 from jfbatch.grammar.json_schema.reading import item_scope, property_scope
 from jfbatch.grammar.json_schema.resolve import SchemaNode
 from jfbatch.grammar.json_schema.shape import ARRAY, OBJECT, Atom, ItemScope, PropertyScope
 
 if TYPE_CHECKING:
-    from jfbatch.grammar.json_schema.merge import Alternative, Branch, Merger
+    from jfbatch.grammar.json_schema.merge import Merger
 
 
 MOST_ALTERNATIVES = 5
@@ -22,8 +23,6 @@ MOST_ALTERNATIVES = 5
 
 
 def add_unevaluated_properties(merger: Merger, node: SchemaNode, value: Any, branch: Branch) -> None:
-    from jfbatch.grammar.json_schema.merge import LATE, Fact, Split
-
     rest: Atom = (merger.resolver.child(node, value, "unevaluatedProperties"), True)
 
     def expand(current: Branch) -> list[Alternative] | None:
@@ -49,8 +48,6 @@ def add_unevaluated_properties(merger: Merger, node: SchemaNode, value: Any, bra
 
 
 def add_unevaluated_items(merger: Merger, node: SchemaNode, value: Any, branch: Branch) -> None:
-    from jfbatch.grammar.json_schema.merge import LATE, Fact, Split
-
     rest: Atom = (merger.resolver.child(node, value, "unevaluatedItems"), True)
 
     def expand(current: Branch) -> list[Alternative] | None:

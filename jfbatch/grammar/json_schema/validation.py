@@ -25,6 +25,7 @@ from jfbatch.grammar.json_schema.reading import (
     read_schema_map,
     read_schemas,
     read_step,
+    read_string,
     read_types,
 )
 from jfbatch.grammar.json_schema.resolve import SchemaNode
@@ -125,6 +126,8 @@ def _if(merger: Merger, node: SchemaNode, keyword: Any, value: Any, depth: int) 
 
 
 def _dependencies(merger: Merger, node: SchemaNode, keyword: Any, value: Any, depth: int) -> bool:
+    if not isinstance(keyword, dict):
+        raise node.fail("dependencies", "must be an object")
     if not isinstance(value, dict):
         return True
     for name, dependency in keyword.items():
@@ -163,11 +166,15 @@ def _maximum(merger: Merger, node: SchemaNode, keyword: Any, value: Any, depth: 
 
 
 def _exclusive_minimum(merger: Merger, node: SchemaNode, keyword: Any, value: Any, depth: int) -> bool:
-    return isinstance(keyword, bool) or not _is_number(value) or value > keyword
+    if isinstance(keyword, bool) or not _is_number(value):
+        return True
+    return bool(value > read_number(node, "exclusiveMinimum", keyword))
 
 
 def _exclusive_maximum(merger: Merger, node: SchemaNode, keyword: Any, value: Any, depth: int) -> bool:
-    return isinstance(keyword, bool) or not _is_number(value) or value < keyword
+    if isinstance(keyword, bool) or not _is_number(value):
+        return True
+    return bool(value < read_number(node, "exclusiveMaximum", keyword))
 
 
 def _multiple_of(merger: Merger, node: SchemaNode, keyword: Any, value: Any, depth: int) -> bool:
@@ -187,11 +194,13 @@ def _count(kind: type, name: str, at_least: bool) -> Any:
 
 
 def _pattern(merger: Merger, node: SchemaNode, keyword: Any, value: Any, depth: int) -> bool:
-    return not isinstance(value, str) or matches_pattern(keyword, value)
+    return not isinstance(value, str) or matches_pattern(read_string(node, "pattern", keyword), value)
 
 
 def _format(merger: Merger, node: SchemaNode, keyword: Any, value: Any, depth: int) -> bool:
-    return not isinstance(value, str) or bool(_format_validator(keyword).is_valid(value))
+    if not isinstance(value, str):
+        return True
+    return bool(_format_validator(read_string(node, "format", keyword)).is_valid(value))
 
 
 def _items(merger: Merger, node: SchemaNode, keyword: Any, value: Any, depth: int) -> bool:
@@ -263,10 +272,8 @@ def _unevaluated_items(merger: Merger, node: SchemaNode, keyword: Any, value: An
     return all(_satisfies(merger, child, item, depth) for i, item in enumerate(value) if i not in done)
 
 
-def _evaluated(
-    merger: Merger, node: SchemaNode, value: Any, depth: int, without: str = ""
-) -> set[str] | set[int] | set[Any]:
-    """The names or indexes that a node and the subschemas it applies in place, where they hold, speak about."""
+def _evaluated(merger: Merger, node: SchemaNode, value: Any, depth: int, without: str = "") -> set[Any]:
+    """The names or indexes that a node and its applied subschemas, where they hold, speak about."""
     found: set[Any] = set()
     for keyword in merger.keywords(node):
         if keyword == without:
@@ -303,16 +310,16 @@ def in_place_subschemas(merger: Merger, node: SchemaNode, value: Any) -> list[Sc
         if keyword in ("$ref", "$dynamicRef", "$recursiveRef"):
             children.append(merger.resolver.reference(node, keyword))
         elif keyword in ("allOf", "anyOf", "oneOf"):
-            children += [child(node, part, keyword, str(index)) for index, part in enumerate(content)]
+            children += read_schemas(merger, node, keyword, content)
         elif keyword == "if":
             condition, consequence, otherwise = conditional_parts(merger, node)
             chosen = consequence if _satisfies(merger, condition, value, 0) else otherwise
             children += [condition, chosen]
-        elif keyword in ("dependentSchemas", "dependencies") and isinstance(value, dict):
+        elif keyword in ("dependentSchemas", "dependencies") and isinstance(content, dict):
             children += [
                 child(node, part, keyword, name)
                 for name, part in content.items()
-                if name in value and isinstance(part, (dict, bool))
+                if isinstance(value, dict) and name in value and isinstance(part, (dict, bool))
             ]
     return children
 

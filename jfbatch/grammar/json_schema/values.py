@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from jfbatch.grammar.json_schema.merge import Merger
 
 WIDEST_LISTED_INTEGER = 10**16
-"""A float up to this size without a fraction is also written as an integer; json.dumps uses an exponent beyond."""
+"""Floats below this without a fraction are also written as integers; beyond, json.dumps has exponents."""
 
 
 def is_known_format(name: str) -> bool:
@@ -106,7 +106,9 @@ def _string_of_shape(merger: Merger, shape: Shape, leave_to_check: Callable[[str
     the length beside it is left to the check (the two multiply), then the pattern."""
     facts = shape.string
     excluded = tuple(value for value, _ in shape.excluded if isinstance(value, str))
-    path = next((merger.patterns[p] for p in (*facts.patterns, *facts.not_patterns) if p in merger.patterns), "")
+    path = next(
+        (merger.patterns[p] for p in (*facts.patterns, *facts.not_patterns) if p in merger.patterns), ""
+    )
     try:
         expression = string_expression(facts, excluded)
         if not facts.conditions or _is_affordable(expression):
