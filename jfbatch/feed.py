@@ -214,4 +214,5 @@ class Feed:
             max_tokens=options.max_tokens if row.max_tokens is None else row.max_tokens,
             temperature=temperature,
             seed=seed,
+            group=(row.pattern or FREE_TEXT).fingerprint,
         )

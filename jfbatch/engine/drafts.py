@@ -75,7 +75,11 @@ class Drafter:
     """
 
     def __init__(
-        self, tokenization: Tokenization, retokenizer: Retokenizer, longest: int = LONGEST, threshold: float = 0.5
+        self,
+        tokenization: Tokenization,
+        retokenizer: Retokenizer,
+        longest: int = LONGEST,
+        threshold: float = 0.5,
     ) -> None:
         self.trust = Trust()
         self.longest = longest
@@ -148,7 +152,12 @@ class Drafter:
         if copied >= 0:
             guess = values.go_on(kind, prompt, copied, found)
             if guess is not None and guess.source:
-                guess = Guess(guess.data, self.trust.share(guess.source, _prior(found, guess.source)), guess.source, guess.place)
+                guess = Guess(
+                    guess.data,
+                    self.trust.share(guess.source, _prior(found, guess.source)),
+                    guess.source,
+                    guess.place,
+                )
         else:
             guess = values.start(kind, prompt) if len(text) == value_start else None
         phrase = memory.group.phrases.guess(text)

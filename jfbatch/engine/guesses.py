@@ -164,7 +164,11 @@ class Values:
         for place in prompt.places(body) if body else ():
             for pattern in _CUES:
                 before = pattern.search(prompt.text[max(place - CONTEXT, 0) : place])
-                if before and before.group() not in cues and prompt.text.find(before.group()) + len(before.group()) == place:
+                if (
+                    before
+                    and before.group() not in cues
+                    and prompt.text.find(before.group()) + len(before.group()) == place
+                ):
                     cues[before.group()] = [1, 1]
             self._learn_copy(kind, body, value[len(body) :], prompt, place)
             break

@@ -84,7 +84,7 @@ def _characters_left(code: Code, at: int, count: int) -> np.int64:
 
 @jit
 def _dependencies(code: Code, at: int) -> tuple[int, int]:
-    """The one or two instructions that the distance of `at` is made of, -1 = none; SPLIT's are its targets."""
+    """The one or two instructions that the distance of `at` is made of (-1 = none); not for SPLIT."""
     op = code.op[at]
     if op in (BYTE, LEAF):
         return np.int64(code.y[at]), np.int64(-1)

@@ -8,8 +8,8 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from .random_schemas import random_document, random_value
-from .schema_language import SchemaLanguage, loads
+from tests.grammar.json_schema.random_schemas import random_document, random_value
+from tests.grammar.json_schema.schema_language import SchemaLanguage, loads
 
 SCHEMAS_PER_SEED = 40
 
