@@ -183,7 +183,7 @@ class Checking:
         shortest = None
         try:
             grammar = self._compiler.submit(pattern.kind, pattern.text).result()
-            self._compiler.futures.clear()  # each pattern comes here once: keep no automaton
+            self._compiler.forget()  # each pattern comes here once: keep no automaton
             if pattern.kind == "schema":
                 validator(pattern)
             shortest = grammar.matcher().shortest_ending().decode()

@@ -18,6 +18,7 @@ from jfbatch.errors import GrammarError
 
 LONGEST = 24  # draft tokens of a row
 _MOST_GROUPS = 256
+_GIVEN = "given"  # the source of tokens that a jump will make certain
 _FORCED = 0.99  # forced bytes come for sure, but the model may cut them otherwise
 # Expected shares before anything was measured, for how a copied piece was found and how it goes on.
 _FOUND = {"value 1": 0.5, "value 2": 0.8, "word 1": 0.3, "word 2": 0.6, "word 3": 0.7, "match 5": 0.85}
@@ -97,7 +98,8 @@ class Drafter:
         memory = sequence.draftable = sequence.draftable or self._begin(sequence)
         walk = _Walk(sequence, self._tokenization, self._retokenizer)
         value_start, place = memory.value_start, -1
-        likely, forced, sources = 1.0, b"", []
+        likely, forced = 1.0, b""
+        sources: list[str] = []
         memory.watched = None
         while len(walk.ids) < room:
             forced = sequence.matcher.forced_bytes()
@@ -113,17 +115,19 @@ class Drafter:
                     memory.watched = (len(walk.text), guess.source, guess.data)
                 break
             likely *= guess.likely
+            start = len(walk.text)
             whole = walk.extend(guess.data)
             sources = (sources + [guess.source] * len(walk.ids))[: len(walk.ids)]
             if not whole:
                 break
             if forced:
+                self._mark_given(walk, start, sources)
                 value_start = len(walk.text)
             place = guess.place
         if forced and walk.ids and sources[-1] == "forced":
             self._weigh_last(memory, walk, likely, sources)
         walk.undo()
-        sequence.set_drafts(walk.ids[:room])
+        sequence.set_drafts(walk.ids[:room], [i for i, s in enumerate(sources[:room]) if s == _GIVEN])
         memory.sources = dict(enumerate(sources[:room], sequence.certain))
 
     def _begin(self, sequence: Sequence) -> Draftable:
@@ -165,6 +169,17 @@ class Drafter:
             return phrase
         return guess
 
+    def _mark_given(self, walk: _Walk, start: int, sources: list[str]) -> None:
+        """Name the tokens that jumps will make of the bytes forced after `start`: nobody chooses them."""
+        boundary = self._retokenizer.last_boundary(walk.text, start + 1)
+        end = len(walk.text)
+        for index in reversed(range(len(sources))):
+            if sources[index] != "forced":
+                return
+            if end <= boundary:
+                sources[index] = _GIVEN
+            end -= len(self._tokenization.token_bytes(walk.ids[index]))
+
     def _weigh_last(self, memory: Draftable, walk: _Walk, likely: float, sources: list[str]) -> None:
         """What follows could merge with the last forced token: keep it only if it usually does not."""
         data = self._tokenization.token_bytes(walk.ids[-1])
@@ -181,7 +196,7 @@ class Drafter:
     def record(self, sequence: Sequence, place: int, accepted: bool) -> None:
         """The draft at token index `place` was what the output became, or was not."""
         source = sequence.draftable.sources.get(place) if sequence.draftable else None
-        if source:
+        if source and source != _GIVEN:
             self.trust.record(source, accepted)
 
     def learn(self, sequence: Sequence, start: int, token_id: int) -> None:

@@ -90,21 +90,18 @@ class EngineStatistics:
 
 @dataclass
 class _Window:
-    """The logits a step gave one row: row `offset` + i belongs to token index `first` + i."""
+    """The logits a step gave one row: `rows[i]` is the one that decides its token i."""
 
     sequence: Sequence
-    offset: int
-    first: int
-    count: int
+    rows: dict[int, int]
     open: bool = True
 
     @property
     def row(self) -> int | None:
         """The logits row that decides the sequence's next token; None if it was not computed."""
         sequence = self.sequence
-        index = sequence.certain - 1 - self.first
-        known = self.open and 0 <= index < self.count and sequence.cached >= sequence.certain
-        return self.offset + index if known else None
+        known = self.open and sequence.cached >= sequence.certain
+        return self.rows.get(sequence.certain) if known else None
 
 
 @dataclass
@@ -243,7 +240,7 @@ class Engine:
                 prefill += count
             if part.decides or sequence.sampled_tokens:
                 sequence.forward_passes += 1
-            statistics.drafted_tokens += max(part.segment.logits - 1, 0)
+            statistics.drafted_tokens += max(len(part.segment.logits) - 1, 0)
         statistics.prefill_tokens += prefill
         statistics.decode_tokens += decode
         statistics.prefill_seconds += seconds * prefill / (prefill + decode)
@@ -277,9 +274,10 @@ class Engine:
         windows, offset = [], 0
         for part in planned:
             if part.decides:
-                first = part.sequence.certain - 1
-                windows.append(_Window(part.sequence, offset, first, part.segment.logits))
-                offset += part.segment.logits
+                segment = part.segment
+                rows = {segment.start + index + 1: offset + i for i, index in enumerate(segment.logits)}
+                windows.append(_Window(part.sequence, rows))
+                offset += len(rows)
         return windows
 
     def _decide(self, windows: list[_Window], logits: Tensor) -> None:

@@ -122,6 +122,10 @@ class Retokenizer:
         ids = self.encode(whole[start:])
         return None if ids is None else (keep, start, ids)
 
+    def last_boundary(self, text: bytes, low: int) -> int:
+        """The last safe boundary in `text` from `low` on, 0 if there is none."""
+        return self._last_boundary(text, len(text) - 1, low) or 0
+
     def tail(self, text: bytes, ends: list[int]) -> tuple[int, int]:
         """(tokens, bytes) of the output `text` before its last safe boundary."""
         return self._tail(text, len(text) - 1, ends)

@@ -46,14 +46,14 @@ _MODEL_FAULTS = (
 class Segment:
     """One row's part of a step.
 
-    `token_ids` sit at positions `start`.. of the row in `slot`; logits are wanted at the last
-    `logits` of them.
+    `token_ids` sit at positions `start`.. of the row in `slot`; `logits` are the indices among them at
+    which logits are wanted, ascending.
     """
 
     slot: int
     start: int
     token_ids: Sequence[int]
-    logits: int = 0
+    logits: Sequence[int] = ()
 
 
 class Runner:
@@ -92,7 +92,7 @@ class Runner:
         self._prove(reference)
 
     def forward(self, segments: Sequence[Segment]) -> Tensor:
-        """Run one step; returns float32 logits [sum of `logits`, vocabulary] in segment order.
+        """Run one step; returns float32 logits [number of `logits`, vocabulary] in segment order.
 
         The pool must have room (`pool.resize`) for every segment. Raises torch.OutOfMemoryError.
         """
@@ -103,7 +103,7 @@ class Runner:
             first, count = len(flat), len(segment.token_ids)
             spans.append(Span(segment.slot, segment.start, first, count))
             flat.extend(segment.token_ids)
-            wanted.extend(range(first + count - segment.logits, first + count))
+            wanted.extend(first + index for index in segment.logits)
         with torch.inference_mode():
             used = max(span.slot for span in spans) + 1
             layout = StepLayout(self.pool, spans, used)
@@ -179,7 +179,7 @@ class Runner:
         self.pool.resize(2, len(long))
         try:
             self.forward([Segment(0, 0, long[:6]), Segment(1, 0, short[:-1])])
-            logits = self.forward([Segment(0, 6, long[6:], 1), Segment(1, len(short) - 1, short[-1:], 1)])
+            logits = self.forward([Segment(0, 6, long[6:], [4]), Segment(1, len(short) - 1, short[-1:], [0])])
         except _MODEL_FAULTS as error:
             raise ModelError(f"{self.architecture} cannot be run packed: {error}") from error
         self.pool.resize(0, 1)

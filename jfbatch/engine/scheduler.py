@@ -23,14 +23,14 @@ SHRINK_AT = 4 * GROWTH
 
 @dataclass(frozen=True)
 class Planned:
-    """A row's part of the step about to run. `decides`: its last `segment.logits` positions get logits."""
+    """A row's part of the step about to run. `decides`: whether its next token is chosen after it."""
 
     sequence: Sequence
     segment: Segment
 
     @property
     def decides(self) -> bool:
-        return self.segment.logits > 0
+        return bool(self.segment.logits)
 
 
 class Scheduler:
@@ -198,8 +198,12 @@ class Scheduler:
 
 def _segment(sequence: Sequence, count: int) -> Segment:
     stop = sequence.cached + count
-    logits = stop - sequence.certain + 1 if stop == len(sequence.token_ids) else 0
-    return Segment(sequence.slot, sequence.cached, sequence.token_ids[sequence.cached : stop], logits)
+    first = sequence.cached
+    logits = []
+    if stop == len(sequence.token_ids):
+        choices = range(sequence.certain, len(sequence.token_ids) + 1)
+        logits = [index - 1 - first for index in choices if index not in sequence.given]
+    return Segment(sequence.slot, first, sequence.token_ids[first:stop], logits)
 
 
 def common_prefix(left: list[int], right: list[int]) -> int:

@@ -6,6 +6,7 @@ by the matcher; drafts are a guess that the next step verifies. Everything else 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
@@ -64,7 +65,8 @@ class Sequence:
 
     `text` is the output's bytes, `ends[i]` the length of text after output token i. `computed` are the
     tokens of the last step, from position `computed_start` on: the slot holds their K and V, so a token
-    that was dropped and comes again need not be computed again.
+    that was dropped and comes again need not be computed again. `given` are the indices of drafts that
+    nobody has to choose: the grammar forces them once those before them are accepted.
     """
 
     request: Request
@@ -75,6 +77,7 @@ class Sequence:
     cached: int = 0
     computed: SequenceOf[int] = ()
     computed_start: int = 0
+    given: frozenset[int] = frozenset()
     text: bytearray = field(default_factory=bytearray)
     ends: list[int] = field(default_factory=list)
     can_jump: bool = True
@@ -140,8 +143,9 @@ class Sequence:
         del self.ends[output_tokens:]
         del self.text[self.ends[-1] if self.ends else 0 :]
 
-    def set_drafts(self, drafts: SequenceOf[int]) -> None:
-        """Replace the drafts. What the slot holds of them already counts as cached."""
+    def set_drafts(self, drafts: SequenceOf[int], given: Iterable[int] = ()) -> None:
+        """Replace the drafts; `given` are indices among them. What the slot holds of them counts as cached."""
+        self.given = frozenset(self.certain + index for index in given)
         old = self.token_ids[self.certain :]
         same = 0
         while same < min(len(old), len(drafts)) and old[same] == drafts[same]:

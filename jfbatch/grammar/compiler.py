@@ -1,8 +1,8 @@
 """The background threads that turn patterns into ready grammars.
 
-Each distinct pattern is compiled once, or loaded from the disk cache, and explored ahead of the
-decoder; a row waits for its own pattern only. A pattern that fails or passes its time limit gives
-an InvalidGrammar that is remembered: it goes to exactly its rows and is never tried again.
+Each distinct pattern is compiled once per backend, or loaded from the disk cache, and explored ahead of
+the decoder; a row waits for its own pattern only. A pattern that fails or passes its time limit gives an
+InvalidGrammar that is remembered: it goes to exactly its rows and is never tried again.
 """
 
 from __future__ import annotations
@@ -15,14 +15,23 @@ import sys
 import threading
 import time
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cache
 from queue import SimpleQueue
 from types import TracebackType
+from typing import Literal
 
 import numpy as np
 
-from jfbatch.errors import GrammarTooLarge, InvalidGrammar
+from jfbatch.errors import GrammarTooLarge, InvalidGrammar, UnsupportedSchema
+from jfbatch.grammar import backends
+from jfbatch.grammar.backends.protocol import (
+    Backend,
+    BackendName,
+    CompiledGrammar,
+    ForeignGrammar,
+    one_line,
+)
 from jfbatch.grammar.cache import GrammarCache
 from jfbatch.grammar.deadline import deadline
 from jfbatch.grammar.grammar import Grammar, JsonStyle, Objects
@@ -30,6 +39,10 @@ from jfbatch.grammar.stored import dump_grammar, load_grammar
 from jfbatch.grammar.vocabulary import Vocabulary
 
 logger = logging.getLogger(__name__)
+
+BackendChoice = Literal["auto", "fsm", "llguidance", "xgrammar", "outlines"]
+FALLBACK: BackendName = "llguidance"
+"""What "auto" tries where fsm refuses a pattern."""
 
 FORMAT = "jfbatch-grammar-1"
 STACK_BYTES = 512 * 1024 * 1024  # of a compiling thread: virtual, touched only by deeply nested patterns
@@ -46,6 +59,7 @@ class CompilerOptions:
     timeout: float = 30.0  # seconds for one pattern
     threads: int = 1
     explore: float = 0.2  # seconds of looking ahead per pattern
+    backend: BackendChoice = "fsm"  # for patterns that are submitted without one
 
 
 @dataclass
@@ -60,10 +74,21 @@ class CompilerStatistics:
 
 @dataclass(frozen=True)
 class _Job:
+    """A pattern for the first of `candidates`; `refused` is why earlier ones did not take it."""
+
     kind: str
     text: str
     key: str
-    future: Future[Grammar]
+    candidates: tuple[BackendName, ...]
+    future: Future[CompiledGrammar]
+    refused: InvalidGrammar | None = None
+    given_up: threading.Event = field(default_factory=threading.Event)
+
+    def next(self, refused: InvalidGrammar) -> _Job | None:
+        """The same pattern for the next candidate, if there is one."""
+        if len(self.candidates) == 1:
+            return None
+        return replace(self, candidates=self.candidates[1:], refused=refused, given_up=threading.Event())
 
 
 class Compiler:
@@ -76,26 +101,36 @@ class Compiler:
         self.options = options
         self.cache = cache
         self.statistics = CompilerStatistics()
-        self.futures: dict[str, Future[Grammar]] = {}
-        self.stored_states: dict[str, int] = {}  # key -> masks in the cache's copy
+        self.futures: dict[tuple[str, tuple[BackendName, ...]], Future[CompiledGrammar]] = {}
+        # What became of a pattern (by fingerprint) with one backend: "auto" and "fsm" share it.
+        self.outcomes: dict[tuple[str, BackendName], CompiledGrammar | InvalidGrammar] = {}
         self.lock = threading.Lock()
         self.queue: SimpleQueue[_Job | None] = SimpleQueue()
         self.closing = threading.Event()
+        self._backends: dict[BackendName, Backend] = {}
+        self._opening = threading.Lock()
         for _ in range(max(1, options.threads)):
             self._start_thread()
 
-    def submit(self, kind: str, text: str) -> Future[Grammar]:
-        """The grammar of a pattern, now or later; the same future for the same pattern."""
+    def submit(self, kind: str, text: str, backend: BackendChoice | None = None) -> Future[CompiledGrammar]:
+        """The grammar of a pattern, now or later; the same future for the same pattern and backend."""
         key = self.fingerprint(kind, text)
+        candidates = candidates_of(backend or self.options.backend, kind, self.options.strict)
         with self.lock:
-            future = self.futures.get(key)
+            future = self.futures.get((key, candidates))
             if future is None:
-                future = self.futures[key] = Future()
-                self.queue.put(_Job(kind, text, key, future))
+                future = self.futures[key, candidates] = Future()
+                self.queue.put(_Job(kind, text, key, candidates, future))
         return future
 
+    def forget(self) -> None:
+        """Keep nothing of the patterns so far: for those who look at each only once."""
+        with self.lock:
+            self.futures.clear()
+            self.outcomes.clear()
+
     def fingerprint(self, kind: str, text: str) -> str:
-        """sha256 hex over the pattern, the options that change its language, and the vocabulary."""
+        """sha256 hex over the pattern as it is written, what changes its language, and the vocabulary."""
         options = self.options
         parts = [FORMAT, kind, text, options.style, options.objects, str(options.strict)]
         parts.append(self.vocabulary.fingerprint)
@@ -107,11 +142,9 @@ class Compiler:
         self.queue.put(None)
         if self.cache is None:
             return
-        for key, future in self.futures.items():
-            if future.done() and not future.cancelled() and future.exception() is None:
-                grammar = future.result()
-                if grammar.masks.walks:
-                    self._store(key, grammar)
+        for (key, _), outcome in list(self.outcomes.items()):
+            if isinstance(outcome, Grammar) and outcome.masks.walks:
+                self._store(key, outcome)
 
     def __enter__(self) -> Compiler:
         return self
@@ -133,34 +166,73 @@ class Compiler:
 
     def _work(self) -> None:
         sys.setrecursionlimit(max(sys.getrecursionlimit(), RECURSION_LIMIT))
-        warm_up()
+        try:
+            warm_up()
+        except Exception:  # the thread must live: the patterns themselves say what is wrong, row by row
+            logger.exception("warming up failed")
         while (job := self.queue.get()) is not None and not self.closing.is_set():
-            watch = threading.Timer(self.options.timeout * 1.5 + 1, self._give_up, (job,))
-            watch.daemon = True
-            watch.start()
+            started = time.perf_counter()
             self._run(job)
-            watch.cancel()
+            with self.lock:
+                self.statistics.seconds += time.perf_counter() - started
         self.queue.put(None)  # for the next thread
 
     def _run(self, job: _Job) -> None:
-        started = time.perf_counter()
+        """Settle a job by the first of its candidates that takes the pattern."""
+        outcome = self._outcome(job)
+        if job.given_up.is_set():
+            return
+        if not isinstance(outcome, InvalidGrammar):
+            self._settle(job, outcome)
+            self._look_ahead(job, outcome)
+            return
+        refused = _refused_too(job, outcome)
+        if following := job.next(refused):
+            self._run(following)
+        else:
+            self._settle(job, refused)
+
+    def _outcome(self, job: _Job) -> CompiledGrammar | InvalidGrammar:
+        """The grammar of a pattern from the job's first candidate; made once, within the time limit."""
+        name = job.candidates[0]
+        with self.lock:
+            known = self.outcomes.get((job.key, name))
+        if known is not None:
+            return known
+        outcome: CompiledGrammar | InvalidGrammar
+        watch: threading.Timer | None = None
         try:
+            backend = None if name == "fsm" else self._open(name)
+            watch = threading.Timer(self.options.timeout * 1.5 + 1, self._give_up, (job,))
+            watch.daemon = True
+            watch.start()
             with deadline(self.options.timeout):
-                grammar = self._load(job) or self._compile(job)
+                outcome = (
+                    self._load(job) or self._compile(job) if backend is None else self._make(job, backend)
+                )
         except InvalidGrammar as error:
-            self._settle(job, None, error)
+            outcome = error
         except RecursionError:
-            self._settle(job, None, GrammarTooLarge("the pattern nests too deep"))
+            outcome = GrammarTooLarge("the pattern nests too deep")
         except MemoryError:
-            self._settle(job, None, GrammarTooLarge("the pattern needs more memory than there is"))
+            outcome = GrammarTooLarge("the pattern needs more memory than there is")
         except Exception as error:  # the row boundary: one pattern's fault must not end the run
             logger.exception("compiling a %s failed", job.kind)
-            self._settle(job, None, InvalidGrammar(f"internal error: {type(error).__name__}: {error}"))
-        else:
-            self._settle(job, grammar, None)
-            self._look_ahead(job, grammar)
+            outcome = InvalidGrammar(f"internal error: {type(error).__name__}: {error}")
+        finally:
+            if watch is not None:
+                watch.cancel()
         with self.lock:
-            self.statistics.seconds += time.perf_counter() - started
+            if not job.given_up.is_set():
+                self.outcomes[job.key, name] = outcome
+        return outcome
+
+    def _open(self, name: BackendName) -> Backend:
+        """The backend for this vocabulary; making it counts towards no pattern's time limit."""
+        with self._opening:
+            if name not in self._backends:
+                self._backends[name] = backends.open_backend(name, self.vocabulary)
+            return self._backends[name]
 
     def _load(self, job: _Job) -> Grammar | None:
         data = self.cache.get(job.key) if self.cache else None
@@ -185,36 +257,84 @@ class Compiler:
             self.statistics.compiled += 1
         return grammar
 
-    def _settle(self, job: _Job, grammar: Grammar | None, error: InvalidGrammar | None) -> None:
+    def _make(self, job: _Job, backend: Backend) -> ForeignGrammar:
+        """A pattern compiled by another engine."""
+        options = self.options
+        backends.check_supported(job.candidates[0], job.kind, options.style, options.objects, options.strict)
+        grammar = backend.compile(job.kind, job.text, options.style, options.objects)
+        grammar.matcher().token_mask()
+        with self.lock:
+            self.statistics.compiled += 1
+        return grammar
+
+    def _settle(self, job: _Job, outcome: CompiledGrammar | InvalidGrammar) -> None:
         """Give the future its outcome unless it was given up before."""
         with self.lock:
             if job.future.done():
                 return
-            if error is not None:
+            if isinstance(outcome, InvalidGrammar):
                 self.statistics.failed += 1
-                job.future.set_exception(error)
-            elif grammar is not None:
-                job.future.set_result(grammar)
+                job.future.set_exception(outcome)
+            else:
+                job.future.set_result(outcome)
 
     def _give_up(self, job: _Job) -> None:
-        """A thread did not come back in time: its rows get the reason, another thread takes the queue."""
-        if job.future.done() or self.closing.is_set():
-            return
-        reason = f"compiling took longer than the limit of {self.options.timeout:g} s"
-        self._settle(job, None, GrammarTooLarge(reason))
+        """A thread did not come back in time: the next candidate gets the pattern, or its rows the reason.
+
+        Another thread takes the queue; what this one still brings is not waited for.
+        """
+        reason = GrammarTooLarge(f"compiling took longer than the limit of {self.options.timeout:g} s")
+        with self.lock:
+            if job.future.done() or (job.key, job.candidates[0]) in self.outcomes or self.closing.is_set():
+                return
+            job.given_up.set()
+            self.outcomes[job.key, job.candidates[0]] = reason
+        refused = _refused_too(job, reason)
+        if following := job.next(refused):
+            self.queue.put(following)
+        else:
+            self._settle(job, refused)
         self._start_thread()
 
-    def _look_ahead(self, job: _Job, grammar: Grammar) -> None:
+    def _look_ahead(self, job: _Job, grammar: CompiledGrammar) -> None:
         try:
-            explore_ahead(grammar, self.options.explore, self.closing)
+            if isinstance(grammar, Grammar):
+                explore_ahead(grammar, self.options.explore, self.closing)
+            elif isinstance(grammar, ForeignGrammar):
+                grammar.prepare()
         except InvalidGrammar as error:
             logger.debug("looking ahead stopped: %s", error)
-        if self.cache is not None and grammar.masks.walks:
+        if isinstance(grammar, Grammar) and self.cache is not None and grammar.masks.walks:
             self._store(job.key, grammar)
 
     def _store(self, key: str, grammar: Grammar) -> None:
         if self.cache is not None and self.cache.set(key, dump_grammar(grammar)):
             grammar.masks.walks = 0
+
+
+def candidates_of(choice: BackendChoice, kind: str, strict: bool = False) -> tuple[BackendName, ...]:
+    """The backends to try, in order.
+
+    "auto" has a second one where it is installed; under `strict` no schema goes to one that vouches for
+    nothing.
+    """
+    if choice != "auto":
+        return (choice,)
+    return (
+        ("fsm", FALLBACK)
+        if backends.is_installed(FALLBACK) and not (strict and kind == "schema")
+        else ("fsm",)
+    )
+
+
+def _refused_too(job: _Job, error: InvalidGrammar) -> InvalidGrammar:
+    """The first candidate's reason, which knows the place best, and what the next one said."""
+    if job.refused is None:
+        return error
+    reason = f"{job.refused.reason}; {job.candidates[0]} refuses it too ({one_line(error.reason, 200)})"
+    if isinstance(job.refused, UnsupportedSchema):
+        return UnsupportedSchema(job.refused.path, job.refused.keyword, reason)
+    return InvalidGrammar(reason)
 
 
 @cache

@@ -37,6 +37,8 @@ class Grammar:
     superset and must be checked. `warnings` are for people.
     """
 
+    backend: Literal["fsm"] = "fsm"  # see backends.protocol.CompiledGrammar
+
     def __init__(
         self,
         program: Program,
@@ -116,6 +118,10 @@ class Grammar:
     def matcher(self) -> AutomatonMatcher:
         """A new position at the start of an output."""
         return AutomatonMatcher(self)
+
+    def fault(self, text: bytes) -> str | None:
+        """None: what the automaton lets through of a regex, choice or grammar is right."""
+        return None
 
     def forced(self, state: int) -> bytes:
         found = self._forced.get(state)

@@ -62,13 +62,13 @@ def test_prefill_is_cut_into_chunks_and_decoding_rows_are_never_held_up() -> Non
     used.add([decoding, sequence("b", [5] * 14), sequence("c", [6] * 9)])
     used.admit()
     first = used.plan()
-    assert [(p.sequence.request.key, len(p.segment.token_ids), p.segment.logits) for p in first] == [
+    assert [(p.sequence.request.key, len(p.segment.token_ids), len(p.segment.logits)) for p in first] == [
         ("a", 1, 1),
         ("b", 10, 0),
     ]
     run(first)
     second = used.plan()
-    assert [(p.sequence.request.key, len(p.segment.token_ids), p.segment.logits) for p in second] == [
+    assert [(p.sequence.request.key, len(p.segment.token_ids), len(p.segment.logits)) for p in second] == [
         ("a", 1, 1),  # nothing was chosen for it: its last token is computed again
         ("b", 4, 1),
         ("c", 6, 0),
@@ -83,7 +83,7 @@ def test_drafts_get_logits_of_their_own() -> None:
     used.admit()
     (planned,) = used.plan()
     assert list(planned.segment.token_ids) == [1, 2, 3, 8, 9]
-    assert planned.segment.logits == 3
+    assert planned.segment.logits == [2, 3, 4]
 
 
 def test_a_prefix_that_a_running_row_will_have_is_copied_not_computed() -> None:

@@ -30,6 +30,8 @@ _SPACE = re.compile(r"(?:[ \t\f\r\n]+|\\[ ]*\r?\n|//[^\n]*|#[^\n]*)+")
 _STRING = re.compile(r'"((?:\\.|[^"\\\n])*)"(i?)')
 _REGEX = re.compile(r"/(?![/*])((?:\\.|[^/\\])*)/([a-z]*)", re.DOTALL)
 _ALIAS = re.compile(r"->\s*[A-Za-z0-9_]+")
+# What a regular expression is made of as far as it matters for finding a lazy quantifier (group 1) in it.
+_LAZY = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|((?:[*+?]|\{[0-9]*,?[0-9]*\})\?)", re.DOTALL)
 _CONTINUED = re.compile(r"\\[ ]*\r?\n")
 _CASE_OF_NAMES = "a name is all lower case (a rule) or all upper case (a terminal)"
 _FAULTS = {'"': "the literal is never closed", "/": "the regular expression is never closed"} | {
@@ -51,7 +53,7 @@ class _LarkReader(Reader):
         self.ignored: list[Expression] = []
         self.ignores = re.search(r"^[ \t]*%ignore\b", self.text, re.MULTILINE) is not None
         self.in_terminal = False
-        self.new_line = True  # whether only space stands before the position in its line
+        self.line_start = 0  # where the last space that ended a line led to
         self.depth = 0
 
     def read(self) -> Source:
@@ -79,14 +81,14 @@ class _LarkReader(Reader):
 
     def skip_space(self) -> None:
         found = self.match(_SPACE)
-        if found is not None:
-            self.new_line = "\n" in _CONTINUED.sub("", found[0])
-        elif self.position:
-            self.new_line = False
+        if found is not None and "\n" in _CONTINUED.sub("", found[0]):
+            self.line_start = self.position
 
     def begins_statement(self) -> bool:
         """Whether a rule or a directive begins here: they begin in lines of their own."""
-        return self.new_line and (self.at("%") or _DEFINITION.match(self.text, self.position) is not None)
+        if self.position != self.line_start:
+            return False
+        return self.at("%") or _DEFINITION.match(self.text, self.position) is not None
 
     # Definitions and directives
 
@@ -294,6 +296,8 @@ class _LarkReader(Reader):
         flags = flags.replace("u", "")
         if flags:
             body = f"(?{flags}:{body}\n)" if "x" in flags else f"(?{flags}:{body})"
+        if any(lazy[1] for lazy in _LAZY.finditer(body)):
+            self.fail("lazy quantifiers are not supported: say instead what the terminal may not hold", start)
         try:
             tree = parse(body, "python")
             expression = regex_to_expression(body, dialect="python", alphabet=RAW_UTF8)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 
 from jfbatch.errors import InvalidGrammar
 from jfbatch.grammar.deadline import check_deadline
-from jfbatch.grammar.ebnf.soundness import mentioned_rules
+from jfbatch.grammar.ebnf.soundness import least_fixpoint, mentioned_rules
 from jfbatch.grammar.expression import (
     EMPTY,
     NOTHING,
@@ -60,17 +60,12 @@ def left_recursive_circles(rules: Mapping[str, Expression]) -> list[list[str]]:
     return sorted(circles, key=lambda circle: order[circle[0]])
 
 
-def nullable_rules(rules: Mapping[str, Expression]) -> frozenset[str]:
+def nullable_rules(rules: Mapping[str, Expression]) -> set[str]:
     """The rules that match the empty text."""
-    known: frozenset[str] = frozenset()
-    while True:
-        more = frozenset(name for name, body in rules.items() if _is_nullable(body, known))
-        if more == known:
-            return known
-        known = more
+    return least_fixpoint(rules, _is_nullable)
 
 
-def _is_nullable(expression: Expression, nullable: frozenset[str]) -> bool:
+def _is_nullable(expression: Expression, nullable: set[str]) -> bool:
     match expression:
         case Literal(data):
             return not data
@@ -87,7 +82,7 @@ def _is_nullable(expression: Expression, nullable: frozenset[str]) -> bool:
     raise TypeError(f"no part of a grammar file: {expression!r}")
 
 
-def _first_rules(expression: Expression, nullable: frozenset[str]) -> set[str]:
+def _first_rules(expression: Expression, nullable: set[str]) -> set[str]:
     """The rules that a text of `expression` may begin with."""
     match expression:
         case Reference(name):

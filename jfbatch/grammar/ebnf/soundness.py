@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 
+from jfbatch.grammar.deadline import check_deadline
 from jfbatch.grammar.ebnf.source import Source
 from jfbatch.grammar.expression import ByteSet, Choice, Expression, Literal, Reference, Repeat, Sequence
 
@@ -52,12 +53,28 @@ def mentioned_rules(expression: Expression) -> set[str]:
 
 
 def productive_rules(rules: Mapping[str, Expression]) -> set[str]:
-    """The rules that match some text: the least fixpoint, from 'none does'."""
+    """The rules that match some text."""
+    return least_fixpoint(rules, _matches_something)
+
+
+def least_fixpoint(
+    rules: Mapping[str, Expression], holds: Callable[[Expression, set[str]], bool]
+) -> set[str]:
+    """The rules of which `holds(body, those known so far)` comes to be true, from none on.
+
+    Rounds go through the rules forwards and backwards in turn: most grammars are written from the top
+    down or from the bottom up.
+    """
     known: set[str] = set()
+    order = list(rules)
     size = -1
     while len(known) > size:
+        check_deadline()
         size = len(known)
-        known.update(name for name in rules if name not in known and _matches_something(rules[name], known))
+        order.reverse()
+        for name in order:
+            if name not in known and holds(rules[name], known):
+                known.add(name)
     return known
 
 

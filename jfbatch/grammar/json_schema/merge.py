@@ -79,8 +79,7 @@ class Merger:
     def observes_evaluation(self) -> bool:
         """Whether the document asks anywhere what other keywords have evaluated."""
         if self._observes_evaluation is None:
-            text = repr(self.resolver.document)
-            self._observes_evaluation = "'unevaluatedProperties'" in text or "'unevaluatedItems'" in text
+            self._observes_evaluation = self.resolver.mentions("unevaluatedProperties", "unevaluatedItems")
         return self._observes_evaluation
 
     def enum_keys(self, node: SchemaNode) -> frozenset[Any]:

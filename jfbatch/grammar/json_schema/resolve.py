@@ -131,6 +131,19 @@ class Resolver:
             self._targets[key] = found
         return found
 
+    def mentions(self, *names: str) -> bool:
+        """Whether any object of the document has one of these keys."""
+        pending: list[Any] = [self.document]
+        while pending:
+            value = pending.pop()
+            if isinstance(value, dict):
+                if any(name in value for name in names):
+                    return True
+                pending.extend(value.values())
+            elif isinstance(value, list):
+                pending.extend(value)
+        return False
+
     def _outermost(self, node: SchemaNode, keyword: str, target: str, found: SchemaNode) -> SchemaNode:
         """Where a dynamic reference leads: the outermost resource with the anchor, if that is the root."""
         if keyword == "$recursiveRef":

@@ -28,7 +28,7 @@ GRAMMARS = {
         AB.1: "a" | "b" "a"
     """.replace("| !kept", "| kept"),
     "left": 'start: start "a" start | start "b" | pair\npair: single "c" | "c"\nsingle: pair "b" | "b"',
-    "terminals": 'start: RANGE+ | /[^a]a+?/ | "AB"i "c"\nRANGE: "a".."b" INNER?\nINNER: /c{2}/ | "c" "a"',
+    "terminals": 'start: RANGE+ | /[^a]a+/ | "AB"i "c"\nRANGE: "a".."b" INNER?\nINNER: /c{2}/ | "c" "a"',
     "ignored": 'start: word ("b" word)*\nword: W | "c" word\nW: "a"+\n%ignore " "\n%ignore /x(y)?/',
     "ignored alternatives": 'start: ("a" "b")* C\n%ignore " " | "c" "x"\nC: "c"',
 }
@@ -116,6 +116,7 @@ def test_regular_expressions_keep_their_flags() -> None:
     assert accepted_by("start: /a.b/s", "a\nb") == [True]
     assert accepted_by("start: /a b # c/x", "ab", "a b") == [True, False]
     assert accepted_by(r"start: /a\/[^\/]/i", "A/x", "a//") == [True, False]
+    assert accepted_by(r"start: /[+?]\*?a?}?/", "+", "?*a}", "+a?") == [True, True, False]
 
 
 def test_escapes_in_literals() -> None:
@@ -131,6 +132,7 @@ def test_escapes_in_literals() -> None:
         ('start: "a"\nstart: "b"', 2, 1, "start", "defined twice"),
         ("start: /\\bx/", 1, 8, "start", "look-arounds reach beyond"),
         ('start: "a"\n  | /x(?=y)/', 2, 5, "start", "look-arounds reach beyond"),
+        ("start: /a.*?b/", 1, 8, "start", "lazy quantifiers"),
         ("start: /(/", 1, 8, "start", "regex '\\('"),
         ("start: /a/l", 1, 8, "start", "flags of a regular expression"),
         ("start: /abc", 1, 8, "start", "regular expression is never closed"),
@@ -152,7 +154,7 @@ def test_escapes_in_literals() -> None:
         ('%declare A\nstart: "a"', 1, 1, "", "directive %declare is not supported"),
         ('start: "a"\n%import .other.A', 2, 9, "", "only terminals of common"),
         ('start: "a"\n%import common.A', 2, 16, "", "common has no terminal A; it has DIGIT"),
-        ('start: "a"\n%import common (INT', 2, 16, "", "list of names is never closed"),
+        ('start: "a"\n%import common (INT', 2, 9, "", "list of names is never closed"),
         ('start: "a" %ignore " "', 1, 12, "start", "expected a literal"),
     ],
 )

