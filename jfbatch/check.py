@@ -13,16 +13,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 
 from jfbatch.config import RunConfig
 from jfbatch.engine.model import check_model_name
 from jfbatch.engine.tokenizer import ModelTokenizer, load_tokenizer
-from jfbatch.errors import InputError, InvalidGrammar, OutputError, UnsupportedSchema
+from jfbatch.errors import GrammarError, InputError, InvalidGrammar, OutputError, UnsupportedSchema
 from jfbatch.feed import FREE_TEXT
 from jfbatch.grammar import Grammar, Vocabulary
-from jfbatch.grammar.compiler import Compiler, CompilerOptions
+from jfbatch.grammar.backends import CompiledGrammar
+from jfbatch.grammar.compiler import BackendChoice, Compiler, CompilerOptions
 from jfbatch.job import check_settings, default_pattern
 from jfbatch.report.findings import Findings, PatternFinding, RowFinding, print_findings
 from jfbatch.rows.prompt import PromptRenderer
@@ -57,6 +59,7 @@ def check_job(config: RunConfig, json_file: Path | None = None) -> int:
         strict=config.strict,
         timeout=config.compile_timeout,
         explore=0.0,
+        backend=config.backend,
     )
     damage: InputError | None = None
     with Compiler(_BYTES, options) as compiler:
@@ -103,7 +106,7 @@ class Checking:
         self.findings = Findings()
         self._config = config
         self._compiler = compiler
-        self._known: dict[Pattern, _Known] = {}
+        self._known: dict[tuple[Pattern, str | None], _Known] = {}
         self._model: ModelTokenizer | None = None
         self._renderer: PromptRenderer | None = None
         self._tokens: dict[str, int] = {}  # of shortest texts, where they had to be counted
@@ -116,9 +119,9 @@ class Checking:
                 self._fault(row, "invalid_input", row.error)
                 continue
             pattern = row.pattern or FREE_TEXT
-            known = self._known.get(pattern)
+            known = self._known.get((pattern, row.backend))
             if known is None:
-                known = self._known[pattern] = self._learn(pattern, row.place)
+                known = self._known[pattern, row.backend] = self._learn(pattern, row)
                 self.findings.patterns.append(known.finding)
             known.finding.rows += 1
             self._look_at(row, known)
@@ -175,14 +178,15 @@ class Checking:
             self._tokens[text] = len(model.tokenizer.encode(text, add_special_tokens=False))
         return self._tokens[text]
 
-    def _learn(self, pattern: Pattern, place: str) -> _Known:
+    def _learn(self, pattern: Pattern, row: Row) -> _Known:
         """Compile a pattern as a run would and look around in its automaton."""
         kind, label = ("free text", "") if pattern is FREE_TEXT else (pattern.kind, label_of(pattern))
-        finding = PatternFinding(kind, label, pattern.fingerprint, place)
+        finding = PatternFinding(kind, label, pattern.fingerprint, row.place)
         started = time.perf_counter()
         shortest = None
         try:
-            grammar = self._compiler.submit(pattern.kind, pattern.text).result()
+            backend = cast(BackendChoice | None, row.backend)
+            grammar = self._compiler.submit(pattern.kind, pattern.text, backend).result()
             self._compiler.forget()  # each pattern comes here once: keep no automaton
             if pattern.kind == "schema":
                 validator(pattern)
@@ -190,7 +194,10 @@ class Checking:
             finding.shortest_bytes = len(shortest.encode())
             finding.unenforced = grammar.unenforced
             finding.verdict = "checked" if grammar.unenforced else "enforced"
+            finding.backend = grammar.backend
             finding.warnings = (*grammar.warnings, *_look_around(grammar, finding))
+        except GrammarError as error:  # another engine's grammar, for which no ending was found
+            finding.verdict, finding.reason = "refused", str(error)
         except InvalidGrammar as error:
             finding.verdict, finding.reason = "refused", str(error)
             if isinstance(error, UnsupportedSchema):
@@ -199,8 +206,10 @@ class Checking:
         return _Known(finding, shortest)
 
 
-def _look_around(grammar: Grammar, finding: PatternFinding) -> Sequence[str]:
+def _look_around(grammar: CompiledGrammar, finding: PatternFinding) -> Sequence[str]:
     """Fill in states and forced share; a warning where the automaton outgrows its memory on the way."""
+    if not isinstance(grammar, Grammar):
+        return [f"decoded by {grammar.backend}: every output is checked"]
     try:
         finding.complete = grammar.automaton.explore(MOST_STATES)
         finding.states = grammar.automaton.state_count

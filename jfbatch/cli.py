@@ -96,6 +96,7 @@ _CHECKED = frozenset(
             "regex",
             "choice",
             "grammar_file",
+            "backend",
             "json_style",
             "objects",
         ),

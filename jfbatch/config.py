@@ -96,6 +96,12 @@ class RunConfig(pydantic.BaseModel):
     grammar_file: Path | None = _setting(
         None, "Pattern", "Grammar file the output must follow.", alias="grammar"
     )
+    backend: Literal["auto", "fsm", "llguidance", "xgrammar", "outlines"] = _setting(
+        "auto",
+        "Pattern",
+        "Grammar engine of the rows that name none; auto is fsm, our own, and llguidance, where installed, "
+        "for what fsm refuses.",
+    )
     json_style: Literal["spaced", "compact", "pretty"] = _setting(
         "spaced", "Pattern", "How JSON is laid out: as json.dumps prints, without spaces, or indented by two."
     )

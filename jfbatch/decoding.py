@@ -105,6 +105,7 @@ def compiler_options(config: RunConfig) -> CompilerOptions:
         strict=config.strict,
         timeout=config.compile_timeout,
         threads=config.compile_threads,
+        backend=config.backend,
     )
 
 

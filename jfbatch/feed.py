@@ -15,11 +15,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from types import TracebackType
+from typing import cast
 
 from jfbatch.engine.sequence import Request
 from jfbatch.errors import InputError, InvalidGrammar
-from jfbatch.grammar import Grammar
-from jfbatch.grammar.compiler import Compiler
+from jfbatch.grammar.backends import CompiledGrammar
+from jfbatch.grammar.compiler import BackendChoice, Compiler
 from jfbatch.rows.prompt import PromptRenderer
 from jfbatch.rows.row import Pattern, Row, RowProblem
 from jfbatch.rows.validate import validator
@@ -51,7 +52,7 @@ class Waiting:
 
     row: Row
     prompt_ids: array[int]
-    grammar: Future[Grammar]
+    grammar: Future[CompiledGrammar]
     fault: InvalidGrammar | None = None
     attempt: int = 0
 
@@ -188,19 +189,20 @@ class Feed:
                     validator(pattern)
             except InvalidGrammar as error:
                 fault = error
-            future = self.compiler.submit(pattern.kind, pattern.text)
+            backend = cast(BackendChoice | None, row.backend)
+            future = self.compiler.submit(pattern.kind, pattern.text, backend)
             waiting = Waiting(row, array("i", rendered.token_ids), future, fault)
             with self._changed:
                 self._unready += 1
             future.add_done_callback(partial(self._grammar_is_ready, waiting))
 
-    def _grammar_is_ready(self, waiting: Waiting, _grammar: Future[Grammar]) -> None:
+    def _grammar_is_ready(self, waiting: Waiting, _grammar: Future[CompiledGrammar]) -> None:
         with self._changed:
             self._unready -= 1
             self._ready.append(waiting)
             self._changed.notify_all()
 
-    def _request(self, waiting: Waiting, grammar: Grammar) -> Request:
+    def _request(self, waiting: Waiting, grammar: CompiledGrammar) -> Request:
         row, options = waiting.row, self.options
         temperature = options.temperature if row.temperature is None else row.temperature
         seed = options.seed if row.seed is None else row.seed

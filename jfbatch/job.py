@@ -19,6 +19,9 @@ from jfbatch.config import RunConfig
 from jfbatch.engine.identity import model_identity
 from jfbatch.engine.model import check_model_name
 from jfbatch.errors import InputError, InvalidGrammar, UsageError
+from jfbatch.grammar.backends import BackendName, check_supported, open_backend, why_missing
+from jfbatch.grammar.backends.oracle import byte_vocabulary
+from jfbatch.grammar.compiler import candidates_of
 from jfbatch.grammar.deadline import deadline
 from jfbatch.grammar.ebnf import grammar_to_rules
 from jfbatch.grammar.json_schema import schema_to_rules
@@ -93,6 +96,8 @@ def check_settings(config: RunConfig) -> None:
     """Raise UsageError on settings that exclude each other."""
     if config.raw and config.system is not None:
         raise UsageError("a system text needs the chat template: give either --system or --raw")
+    if config.backend != "auto" and (reason := why_missing(config.backend)):
+        raise UsageError(f"--backend: {reason}")
 
 
 def default_pattern(config: RunConfig) -> Pattern | None:
@@ -111,23 +116,37 @@ def default_pattern(config: RunConfig) -> Pattern | None:
 def check_pattern(config: RunConfig, pattern: Pattern) -> None:
     """Raise UsageError where it shows without a tokenizer, and soon, that the pattern cannot be enforced."""
     latest = time.monotonic() + config.compile_timeout
-    try:
-        with deadline(config.compile_timeout):
-            if pattern.kind == "schema":
-                schema_to_rules(
-                    pattern.schema, style=config.json_style, objects=config.objects, strict=config.strict
-                )
-                validator(pattern)
-            elif pattern.kind == "regex":
-                regex_to_expression(pattern.text, dialect="python", alphabet=RAW_UTF8)
-            elif pattern.kind == "grammar":
-                grammar_to_rules(pattern.text)
-    except InvalidGrammar as error:
-        # What takes long is left to the compiler, which does not count the time that its kernels need.
-        if time.monotonic() < latest:
-            raise UsageError(f"{config.schema_file or config.grammar_file or '--regex'}: {error}") from None
-    except RecursionError:  # the compiler's threads have the stack for it
-        logger.debug("the pattern nests deep: it is checked when it is compiled")
+    refused: list[str] = []
+    for backend in candidates_of(config.backend, pattern.kind, config.strict):
+        try:
+            with deadline(config.compile_timeout):
+                check_with(backend, config, pattern)
+            return
+        except InvalidGrammar as error:
+            refused.append(str(error))
+        except RecursionError:  # the compiler's threads have the stack for it
+            logger.debug("the pattern nests deep: it is checked when it is compiled")
+            return
+    # What takes long is left to the compiler, which does not count the time that its kernels need.
+    if time.monotonic() < latest:
+        source = config.schema_file or config.grammar_file or ("--regex" if config.regex else "--choice")
+        raise UsageError(f"{source}: {'; '.join(refused)}")
+
+
+def check_with(backend: BackendName, config: RunConfig, pattern: Pattern) -> None:
+    """Raise InvalidGrammar where a backend refuses the pattern, whatever the vocabulary."""
+    style, objects = config.json_style, config.objects
+    if backend != "fsm":
+        check_supported(backend, pattern.kind, style, objects, config.strict)
+        open_backend(backend, byte_vocabulary()).compile(pattern.kind, pattern.text, style, objects)
+    elif pattern.kind == "schema":
+        schema_to_rules(pattern.schema, style=style, objects=objects, strict=config.strict)
+    elif pattern.kind == "regex":
+        regex_to_expression(pattern.text, dialect="python", alphabet=RAW_UTF8)
+    elif pattern.kind == "grammar":
+        grammar_to_rules(pattern.text)
+    if pattern.kind == "schema":
+        validator(pattern)
 
 
 def read_schema(path: Path) -> object:
@@ -168,6 +187,7 @@ def open_store(config: RunConfig, plan: Plan) -> Store:
         "pattern": plan.pattern.fingerprint if plan.pattern else "",
         "json-style": config.json_style,
         "objects": config.objects,
+        "backend": config.backend,
         "strict": str(config.strict),
         "system": config.system or "",
         "raw": str(config.raw),

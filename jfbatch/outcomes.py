@@ -89,13 +89,13 @@ class Outcomes:
         """Whether a checked output came out invalid and may be sampled again."""
         if completion.reason == "failed" or waiting.attempt >= self.retries:
             return False
-        return bool(waiting.grammar.result().unenforced) and self._fault(waiting.row, completion) is not None
+        return bool(waiting.grammar.result().unenforced) and self._fault(waiting, completion) is not None
 
     def complete(self, waiting: Waiting, completion: Completion) -> None:
         """Settle what the engine has finished; an output that fails its check is `invalid`, never ok."""
         row = waiting.row
         status, error = _STATUS_OF[completion.reason], completion.error
-        if status != "failed" and (fault := self._fault(row, completion)) is not None:
+        if status != "failed" and (fault := self._fault(waiting, completion)) is not None:
             status, error = "invalid", f"{fault} ({waiting.attempt + 1} outputs were sampled)"
         self.prompt_tokens += completion.prompt_tokens
         result = RowResult.of(
@@ -103,6 +103,7 @@ class Outcomes:
             status,
             text=completion.text.decode("utf-8", "replace"),
             error=f"{row.place}: {error}" if error else None,
+            backend=waiting.grammar.result().backend,
             prompt_tokens=completion.prompt_tokens,
             completion_tokens=completion.completion_tokens,
             sampled_tokens=completion.sampled_tokens,
@@ -111,15 +112,16 @@ class Outcomes:
         )
         self._add(result)
 
-    def _fault(self, row: Row, completion: Completion) -> str | None:
+    def _fault(self, waiting: Waiting, completion: Completion) -> str | None:
         """What is wrong with an output, None if it is as its pattern says."""
         try:
             text = completion.text.decode("utf-8")
         except UnicodeDecodeError as error:
             return f"the output is not UTF-8: {error.reason}"
-        if row.pattern is None or row.pattern.kind != "schema":
-            return None
-        return validator(row.pattern).check(text)
+        pattern = waiting.row.pattern
+        if pattern is None or pattern.kind != "schema":
+            return waiting.grammar.result().fault(completion.text)
+        return validator(pattern).check(text)
 
     def _add(self, result: RowResult) -> None:
         with self._lock:

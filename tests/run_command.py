@@ -31,6 +31,7 @@ COLUMNS = [
     "sampled_tokens",
     "jumped_tokens",
     "forward_passes",
+    "backend",
 ]
 
 

@@ -121,7 +121,8 @@ class Drafter:
             if not whole:
                 break
             if forced:
-                self._mark_given(walk, start, sources)
+                if start > len(sequence.text) and sequence.can_jump:
+                    self._mark_given(walk, start, sources)
                 value_start = len(walk.text)
             place = guess.place
         if forced and walk.ids and sources[-1] == "forced":

@@ -115,7 +115,7 @@ class Engine:
     def __post_init__(self) -> None:
         self.statistics = EngineStatistics()
         retokenizer = Retokenizer(self.tokenization, self.runner.vocabulary_size)
-        self._jumper = Jumper(self.tokenization, retokenizer, self.config.jump)
+        self._jumper = Jumper(self.tokenization, retokenizer)
         self._drafter = Drafter(self.tokenization, retokenizer, LONGEST if self.config.drafts else 0)
         self._scheduler = Scheduler(
             self.runner.pool, self.config.batch_size, self.config.prefill_chunk, self.config.kv_memory
@@ -175,7 +175,7 @@ class Engine:
     def _start(self, request: Request) -> Sequence | None:
         """A Sequence with its first forced tokens; None if the row is done or has failed already."""
         room = self.config.context_length - len(request.prompt_ids)
-        sequence = Sequence(request, limit=min(request.max_tokens, room))
+        sequence = Sequence(request, min(request.max_tokens, room), can_jump=self.config.jump)
         try:
             if fault := self._cannot_start(sequence, room):
                 self._finish(sequence, "failed", fault)

@@ -14,12 +14,11 @@ from jfbatch.errors import GrammarError
 
 
 class Jumper:
-    """Changes outputs by what their grammars already determine. jump: append forced bytes."""
+    """Changes outputs by what their grammars already determine."""
 
-    def __init__(self, tokenization: Tokenization, retokenizer: Retokenizer, jump: bool = True) -> None:
+    def __init__(self, tokenization: Tokenization, retokenizer: Retokenizer) -> None:
         self._tokenization = tokenization
         self._retokenizer = retokenizer
-        self._jumps = jump
 
     def jump(self, sequence: Sequence) -> bool:
         """Append what the grammar forces; whether that finished the output.
@@ -27,7 +26,7 @@ class Jumper:
         Tokens that the model chose are replaced only from the last safe boundary on, where the
         forced bytes change the tokenization: the model then reads on from tokens it knows.
         """
-        if not self._jumps or not sequence.can_jump:
+        if not sequence.can_jump:
             return False
         forced = sequence.matcher.forced_bytes()
         if not forced:

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jfbatch.errors import GrammarTooLarge
-from jfbatch.grammar import continuations, machine
-from jfbatch.grammar.machine import Store
+from jfbatch.grammar import continuations, hashing, machine, opcodes
+from jfbatch.grammar.opcodes import Store
 from jfbatch.grammar.program import Program
 
 MAX_THREADS_PER_STATE = 100_000
@@ -41,7 +41,7 @@ class Automaton:
         """An automaton with the states of `arrays` (fields of Store, checked by the caller)."""
         automaton = Automaton(program)
         store = automaton.store
-        sizes = {"threads": machine.THREADS, "parent": machine.STACKS, "rows": machine.STATES}
+        sizes = {"threads": opcodes.THREADS, "parent": opcodes.STACKS, "rows": opcodes.STATES}
         for name, array in arrays.items():
             if name in Store._fields:
                 room = np.zeros((max(64, 2 * len(array)), *array.shape[1:]), array.dtype)
@@ -49,12 +49,12 @@ class Automaton:
                 store = store._replace(**{name: room})
                 if name in sizes:
                     store.meta[sizes[name]] = len(array)
-        states, stacks = int(store.meta[machine.STATES]), int(store.meta[machine.STACKS])
+        states, stacks = int(store.meta[opcodes.STATES]), int(store.meta[opcodes.STACKS])
         store = store._replace(
             state_table=_power_of_two_table(states), stack_table=_power_of_two_table(stacks)
         )
-        machine.fill_state_table(store.state_table, store.state_hash, states)
-        machine.fill_stack_table(store.stack_table, store.parent, store.value, stacks)
+        hashing.fill_state_table(store.state_table, store.state_hash, states)
+        hashing.fill_stack_table(store.stack_table, store.parent, store.value, stacks)
         automaton.store = store
         automaton.start = start
         return automaton
@@ -62,7 +62,7 @@ class Automaton:
     @property
     def state_count(self) -> int:
         """States made so far."""
-        return int(self.store.meta[machine.STATES])
+        return int(self.store.meta[opcodes.STATES])
 
     def advance(self, state: int, data: bytes) -> int:
         """The state after `data`, or -1 if the bytes cannot follow."""
@@ -75,8 +75,8 @@ class Automaton:
             state = target
         else:
             return int(state)
-        if target == machine.DEAD:
-            return machine.DEAD
+        if target == opcodes.DEAD:
+            return opcodes.DEAD
         return self.advance_afresh(start, data)
 
     def advance_afresh(self, state: int, data: bytes) -> int:
@@ -85,7 +85,7 @@ class Automaton:
         with self.lock:
             while True:
                 target = machine.advance(self.code, self.store, state, array)
-                if target >= machine.DEAD:
+                if target >= opcodes.DEAD:
                     return int(target)
                 self.grow(-target - 1)
 
@@ -140,12 +140,12 @@ class Automaton:
 
     def grow(self, what: int) -> None:
         """Enlarge what a kernel ran out of; GrammarTooLarge past the budget."""
-        if what == machine.TOO_LARGE:
+        if what == opcodes.TOO_LARGE:
             raise GrammarTooLarge(
                 f"more than {MAX_THREADS_PER_STATE:,} ways to read one text: the pattern is too ambiguous"
             )
         store = self.store
-        if what == machine.GROW_STATES:
+        if what == opcodes.GROW_STATES:
             store = store._replace(
                 rows=_doubled(store.rows),
                 thread_first=_doubled(store.thread_first),
@@ -155,13 +155,13 @@ class Automaton:
                 state_hash=_doubled(store.state_hash),
                 state_table=_rehash_states(store),
             )
-        elif what == machine.GROW_THREADS:
+        elif what == opcodes.GROW_THREADS:
             store = store._replace(threads=_doubled(store.threads))
-        elif what == machine.GROW_STACKS:
+        elif what == opcodes.GROW_STACKS:
             parent, value = _doubled(store.parent), _doubled(store.value)
             store = store._replace(parent=parent, value=value)
             store = store._replace(stack_table=_rehash_stacks(store))
-        elif what == machine.GROW_SCRATCH:
+        elif what == opcodes.GROW_SCRATCH:
             size = 2 * len(store.seen_key)
             store = store._replace(
                 seen_key=np.zeros(size, np.int64),
@@ -177,7 +177,7 @@ class Automaton:
 def _new_store(classes: int) -> Store:
     states, threads, stacks, scratch = 64, 256, 64, 256
     store = Store(
-        rows=np.full((states, classes), machine.UNKNOWN, np.int32),
+        rows=np.full((states, classes), opcodes.UNKNOWN, np.int32),
         thread_first=np.zeros(states, np.int32),
         thread_count=np.zeros(states, np.int32),
         accepting=np.zeros(states, np.uint8),
@@ -194,8 +194,8 @@ def _new_store(classes: int) -> Store:
         closed=np.empty(scratch, np.int64),
         meta=np.zeros(8, np.int64),
     )
-    store.meta[machine.STACKS] = 1  # stack 0 is the empty one, in no table
-    store.meta[machine.MAX_THREADS] = MAX_THREADS_PER_STATE
+    store.meta[opcodes.STACKS] = 1  # stack 0 is the empty one, in no table
+    store.meta[opcodes.MAX_THREADS] = MAX_THREADS_PER_STATE
     return store
 
 
@@ -211,11 +211,11 @@ def _doubled(array: NDArray) -> NDArray:  # type: ignore[type-arg]
 
 def _rehash_states(store: Store) -> NDArray[np.int32]:
     table = np.zeros(2 * len(store.state_table), np.int32)
-    machine.fill_state_table(table, store.state_hash, store.meta[machine.STATES])
+    hashing.fill_state_table(table, store.state_hash, store.meta[opcodes.STATES])
     return table
 
 
 def _rehash_stacks(store: Store) -> NDArray[np.int32]:
     table = np.zeros(2 * len(store.stack_table), np.int32)
-    machine.fill_stack_table(table, store.parent, store.value, store.meta[machine.STACKS])
+    hashing.fill_stack_table(table, store.parent, store.value, store.meta[opcodes.STACKS])
     return table

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from jfbatch.grammar.machine import (
+from jfbatch.grammar.machine import step
+from jfbatch.grammar.opcodes import (
     BUFFER_FULL,
     BYTE,
     CALL,
@@ -27,7 +28,6 @@ from jfbatch.grammar.machine import (
     SPLIT,
     Store,
     jit,
-    step,
 )
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ MAX_INSTRUCTIONS = 8_000_000
 class Code(NamedTuple):
     """A program as arrays; `machine.py` runs it. n = instructions, C = byte classes.
 
-    op, x, y, z       int32[n]   opcode and operands, see machine.py
+    op, x, y, z       int32[n]   opcode and operands, see opcodes.py
     loop_of           int32[n]   the LOOP whose count is the top frame here, -1: a return address is
     distance          int64[n]   cheapest way from here to the end of this level (continuations.py)
     low, high         int32[n]   bounds of a LOOP; high -1 is without end

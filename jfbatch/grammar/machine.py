@@ -3,118 +3,51 @@
 Everything here is numba over plain arrays, releases the GIL and never grows an array: a function
 that runs out of room says which array (GROW_*), the caller enlarges it and calls again. All
 functions may be interrupted so and repeated, because what they add is hash-consed.
-
-A thread is one int64: instruction << 32 | stack id. Stack 0 is empty.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from jfbatch.grammar.listing import Code
-
-# Opcodes. x, y, z are operands; "next" is an instruction.
-BYTE = 0  # consume a byte of set x, then y
-SPLIT = 1  # to each of targets[x : x + y]
-JUMP = 2  # to x
-PUSH = 3  # push count 0, then LOOP x
-LOOP = 4  # body x while count < high; pop and go to y once count >= low
-INCREMENT = 5  # count += 1, back to LOOP x
-CALL = 6  # push return address y, go to x
-RETURN = 7  # pop a return address and go there
-MATCH = 8  # the whole text is complete
-LEAF = 9  # row x of leaf_rows says the next instruction; if z, may also go to y; low = bytes to acceptance
-ENTER = 10  # push count 0, go to x; x is a COUNTED
-COUNTED = (
-    11  # a LEAF that counts characters in the top frame: state `low` of counted leaf `high` (counted.py)
+from jfbatch.grammar.hashing import mix, stack_slot
+from jfbatch.grammar.opcodes import (
+    BYTE,
+    CALL,
+    CLOSED,
+    COUNTED,
+    DEAD,
+    ENTER,
+    EPOCH,
+    EXPLORED,
+    GROW_SCRATCH,
+    GROW_STACKS,
+    GROW_STATES,
+    GROW_THREADS,
+    INCREMENT,
+    JUMP,
+    LEAF,
+    LOOP,
+    MATCH,
+    MAX_THREADS,
+    OK,
+    PUSH,
+    RETURN,
+    SPLIT,
+    STACKS,
+    STATES,
+    THREADS,
+    TOO_LARGE,
+    UNBOUNDED,
+    UNKNOWN,
+    Store,
+    jit,
 )
 
-# What a function may answer beside OK.
-OK = 0
-GROW_STATES = 1
-GROW_THREADS = 2
-GROW_STACKS = 3
-GROW_SCRATCH = 4
-TOO_LARGE = 5
-BUFFER_FULL = 6
-
-UNBOUNDED = 1 << 30
-DEAD = -1  # no text continues this way
-UNKNOWN = -2  # transition not computed yet
-
-# Counters in Store.meta.
-STATES = 0
-THREADS = 1
-STACKS = 2
-EPOCH = 3
-CLOSED = 4  # threads in Store.closed
-MAX_THREADS = 5  # limit per state
-EXPLORED = 6  # states whose rows `explore` has filled, from state 0 on
-
-
-class Store(NamedTuple):
-    """What an automaton has made so far; all arrays have room to spare, `meta` says how much is used.
-
-    rows         int32[states, C]   next state per byte class, DEAD or UNKNOWN
-    thread_first, thread_count int32[states]   the state's threads are threads[first : first + count]
-    accepting    uint8[states]
-    free_count   int32[states]      free characters that may follow, UNBOUNDED, 0 = none (see walk.py)
-    state_hash   uint64[states]
-    state_table  int32[2^k]         open addressing, state + 1
-    threads      int64[..]
-    parent       int32[stacks]      the stack below the top frame
-    value        int32[stacks]      top frame: return address or count
-    stack_table  int32[2^k]         open addressing, stack + 1
-    seen_key     int64[2^k]         visited set of the closure in progress
-    seen_epoch   int64[2^k]
-    work, closed int64[..]          closure: to do, and done
-    meta         int64[8]
-    """
-
-    rows: NDArray[np.int32]
-    thread_first: NDArray[np.int32]
-    thread_count: NDArray[np.int32]
-    accepting: NDArray[np.uint8]
-    free_count: NDArray[np.int32]
-    state_hash: NDArray[np.uint64]
-    state_table: NDArray[np.int32]
-    threads: NDArray[np.int64]
-    parent: NDArray[np.int32]
-    value: NDArray[np.int32]
-    stack_table: NDArray[np.int32]
-    seen_key: NDArray[np.int64]
-    seen_epoch: NDArray[np.int64]
-    work: NDArray[np.int64]
-    closed: NDArray[np.int64]
-    meta: NDArray[np.int64]
-
-
-Kernel = TypeVar("Kernel", bound=Callable[..., Any])
-
-
-def jit(function: Kernel) -> Kernel:
-    """Compiled once, kept on disk beside the source, called without the GIL."""
-    return numba.njit(cache=True, nogil=True)(function)
-
-
-@jit
-def _mix(value: np.uint64) -> np.uint64:
-    """The finaliser of splitmix64 (Steele, Lea, Flood 2014)."""
-    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return value ^ (value >> np.uint64(31))
-
-
-@jit
-def _stack_slot(parent: int, value: int, mask: int) -> int:
-    hashed = _mix(np.uint64(parent) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(value))
-    return np.int64(hashed & np.uint64(mask))
+if TYPE_CHECKING:
+    from jfbatch.grammar.listing import Code
 
 
 @jit
@@ -131,7 +64,7 @@ def push_frame(
     Takes the arrays of the Store that it needs, not the Store: passing that costs more than the work.
     """
     mask = len(table) - 1
-    slot = _stack_slot(parent, value, mask)
+    slot = stack_slot(parent, value, mask)
     while True:
         found = table[slot] - 1
         if found < 0:
@@ -160,7 +93,7 @@ def _later(
 ) -> int:
     """Put a thread on the closure's to-do list unless it has been there; the new top, or -1."""
     mask = len(seen_key) - 1
-    slot = np.int64(_mix(np.uint64(thread)) & np.uint64(mask))
+    slot = np.int64(mix(np.uint64(thread)) & np.uint64(mask))
     probes = 0
     while seen_epoch[slot] == epoch:
         if seen_key[slot] == thread:
@@ -277,7 +210,7 @@ def intern_state(code: Code, store: Store) -> int:
     threads.sort()
     hashed = np.uint64(size)
     for thread in threads:
-        hashed = _mix(hashed * np.uint64(0x9E3779B97F4A7C15) + np.uint64(thread))
+        hashed = mix(hashed * np.uint64(0x9E3779B97F4A7C15) + np.uint64(thread))
     mask = len(store.state_table) - 1
     slot = np.int64(hashed & np.uint64(mask))
     while True:
@@ -358,7 +291,7 @@ def fill_row(code: Code, store: Store, state: int) -> int:
         op = code.op[at]
         if op == BYTE:
             has = code.set_has[code.x[at]]
-            token = _mix(np.uint64(i - first + 1) * np.uint64(0x9E3779B97F4A7C15))
+            token = mix(np.uint64(i - first + 1) * np.uint64(0x9E3779B97F4A7C15))
             for c in range(classes):
                 if has[c]:
                     signature[c] += token
@@ -366,7 +299,7 @@ def fill_row(code: Code, store: Store, state: int) -> int:
             row = code.leaf_rows[code.x[at]]
             for c in range(classes):
                 if row[c] >= 0 and (op == LEAF or _next_count(code, store, store.threads[i], row[c]) >= 0):
-                    signature[c] += _mix(
+                    signature[c] += mix(
                         np.uint64(i - first + 1) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(row[c] + 1)
                     )
     for c in range(classes):
@@ -451,27 +384,3 @@ def explore(code: Code, store: Store, limit: int) -> int:
         done += 1
         store.meta[EXPLORED] = done
     return done
-
-
-@jit
-def fill_state_table(table: NDArray[np.int32], state_hash: NDArray[np.uint64], states: int) -> None:
-    """Put the first `states` states into an empty open-addressing table."""
-    mask = len(table) - 1
-    for state in range(states):
-        slot = np.int64(state_hash[state] & np.uint64(mask))
-        while table[slot] != 0:
-            slot = (slot + 1) & mask
-        table[slot] = state + 1
-
-
-@jit
-def fill_stack_table(
-    table: NDArray[np.int32], parent: NDArray[np.int32], value: NDArray[np.int32], stacks: int
-) -> None:
-    """Put stacks 1.. into an empty open-addressing table (stack 0, the empty one, is in none)."""
-    mask = len(table) - 1
-    for stack in range(1, stacks):
-        slot = _stack_slot(parent[stack], value[stack], mask)
-        while table[slot] != 0:
-            slot = (slot + 1) & mask
-        table[slot] = stack + 1

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jfbatch.grammar.automaton import Automaton
-from jfbatch.grammar.machine import OK
+from jfbatch.grammar.opcodes import OK
 from jfbatch.grammar.vocabulary import TokenTrie, Vocabulary, build_trie
 from jfbatch.grammar.walk import (
     clamped_state,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from jfbatch.grammar.machine import jit
+from jfbatch.grammar.opcodes import jit
 
 
 @jit

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from jfbatch.errors import InvalidGrammar
-from jfbatch.grammar import machine
+from jfbatch.grammar import opcodes
 from jfbatch.grammar.analysis import MAX_TEMPLATE, SET_OPERATIONS, Analysis, LeafCompiler
 from jfbatch.grammar.expression import (
     ByteSet,
@@ -78,8 +78,8 @@ class _Compilation:
         self.facts = Analysis(grammar, leaf, free_character, absent, library)
 
     def program(self) -> Program:
-        match = self.emit(machine.MATCH)
-        self.ret = self.emit(machine.RETURN)
+        match = self.emit(opcodes.MATCH)
+        self.ret = self.emit(opcodes.RETURN)
         if not self.facts.of(self.grammar.start).productive:
             raise InvalidGrammar("nothing can match this pattern")
         start = self.compile(self.grammar.start, match, -1)
@@ -97,7 +97,7 @@ class _Compilation:
         if isinstance(expression, Literal):
             return self.compile_literal(expression.data, after, loop)
         if isinstance(expression, ByteSet):
-            return self.emit(machine.BYTE, self.byte_set(expression.bits & ~self.facts.absent), after, loop)
+            return self.emit(opcodes.BYTE, self.byte_set(expression.bits & ~self.facts.absent), after, loop)
         if isinstance(expression, Reference):
             return self.call(("rule", expression.name), self.facts.rule(expression.name), after, loop)
         if isinstance(expression, SET_OPERATIONS):
@@ -148,7 +148,7 @@ class _Compilation:
         sets, length, first = self.sets, len(data), len(self.op)
         if not length:
             return after
-        self.op += [machine.BYTE] * length
+        self.op += [opcodes.BYTE] * length
         self.x += [sets.setdefault(1 << byte, len(sets)) for byte in reversed(data)]
         self.y.append(after)
         self.y += range(first, first + length - 1)
@@ -162,12 +162,12 @@ class _Compilation:
             if isinstance(body, SET_OPERATIONS):
                 entry = self.compile_leaf(body)
             else:
-                entry = self.emit(machine.JUMP)
+                entry = self.emit(opcodes.JUMP)
                 self.pending.append((entry, body))
             self.entries[key] = entry
         if after == self.ret:
             return entry
-        return self.emit(machine.CALL, entry, after, loop=loop)
+        return self.emit(opcodes.CALL, entry, after, loop=loop)
 
     def compile_choice(self, parts: tuple[Expression, ...], after: int, loop: int) -> int:
         literals: list[bytes] = []
@@ -205,11 +205,11 @@ class _Compilation:
                     end += 1
                 taken |= 1 << byte
                 entries.append(
-                    self.emit(machine.BYTE, self.byte_set(1 << byte), node(first, end, depth + 1), loop)
+                    self.emit(opcodes.BYTE, self.byte_set(1 << byte), node(first, end, depth + 1), loop)
                 )
                 first = end
             if plain & ~taken:
-                entries.append(self.emit(machine.BYTE, self.byte_set(plain & ~taken), free, loop))
+                entries.append(self.emit(opcodes.BYTE, self.byte_set(plain & ~taken), free, loop))
             return self.split(entries, loop)
 
         return node(0, len(words), 0)
@@ -245,7 +245,7 @@ class _Compilation:
             return entries[0]
         first = len(self.targets)
         self.targets.extend(entries)
-        return self.emit(machine.SPLIT, first, len(entries), loop=loop)
+        return self.emit(opcodes.SPLIT, first, len(entries), loop=loop)
 
     def compile_repeat(self, inner: Expression, low: int, high: int | None, after: int, loop: int) -> int:
         while high != 0 and isinstance(inner, Repeat) and _is_one_repeat(inner, low):
@@ -261,17 +261,17 @@ class _Compilation:
             body = self.compile(inner, after, loop)
             return body if low == 1 else self.split([body, after], loop)
         if high is None and low <= 1:
-            back = self.emit(machine.SPLIT, loop=loop)
+            back = self.emit(opcodes.SPLIT, loop=loop)
             body = self.compile_body(inner, back, loop)
             first = len(self.targets)
             self.targets.extend((body, after))
             self.x[back], self.y[back] = first, 2
             return body if low == 1 else back
-        counting = self.emit(machine.LOOP, 0, after, loop=loop)
+        counting = self.emit(opcodes.LOOP, 0, after, loop=loop)
         self.listing.bounds[counting] = low, -1 if high is None else high
-        increment = self.emit(machine.INCREMENT, counting, loop=counting)
+        increment = self.emit(opcodes.INCREMENT, counting, loop=counting)
         self.x[counting] = self.compile_body(inner, increment, counting)
-        return self.emit(machine.PUSH, counting, loop=loop)
+        return self.emit(opcodes.PUSH, counting, loop=loop)
 
     def compile_body(self, inner: Expression, after: int, loop: int) -> int:
         """The body of a loop; where it is one free character, its first instructions are noted."""
@@ -279,8 +279,8 @@ class _Compilation:
             return self.compile(inner, after, loop)
         entry = self.compile(inner, after, loop, inline=True)
         for target in self.targets[self.x[entry] : self.x[entry] + self.y[entry]]:
-            if self.op[target] == machine.BYTE:
-                self.free[target] = 1 if self.op[after] == machine.INCREMENT else 2
+            if self.op[target] == opcodes.BYTE:
+                self.free[target] = 1 if self.op[after] == opcodes.INCREMENT else 2
         return entry
 
     def compile_leaf(self, expression: Expression) -> int:
@@ -288,7 +288,7 @@ class _Compilation:
         is_counted = hasattr(made, "live")
         dfa = made.dfa if is_counted else made
         first, states = len(self.op), len(dfa.accepting)
-        self.op += [machine.COUNTED if is_counted else machine.LEAF] * states
+        self.op += [opcodes.COUNTED if is_counted else opcodes.LEAF] * states
         self.x += [0] * states
         self.y += [self.ret] * states
         self.loop_of += range(first, first + states) if is_counted else [-1] * states
@@ -298,7 +298,7 @@ class _Compilation:
         if not is_counted:
             return start
         self.listing.counted.append((first, made))
-        return self.emit(machine.ENTER, start)
+        return self.emit(opcodes.ENTER, start)
 
 
 def _is_one_repeat(inner: Repeat, low: int) -> bool:
@@ -322,8 +322,8 @@ def _template(expression: Expression, free_character: Expression | None, absent:
     made = _Compilation(RuleSet(expression), None, free_character, absent, library=None)
     made.facts.share_from = MAX_TEMPLATE + 1
     entry = made.compile(expression, -1, -1)
-    kinds = {machine.BYTE: -1, machine.SPLIT: 2, machine.JUMP: 1}
-    kinds |= {machine.PUSH: 1, machine.LOOP: 1, machine.INCREMENT: 1}
+    kinds = {opcodes.BYTE: -1, opcodes.SPLIT: 2, opcodes.JUMP: 1}
+    kinds |= {opcodes.PUSH: 1, opcodes.LOOP: 1, opcodes.INCREMENT: 1}
     listing = made.listing
     return Template(
         expression=expression,
@@ -334,7 +334,7 @@ def _template(expression: Expression, free_character: Expression | None, absent:
         x=listing.x,
         x_kinds=[kinds[op] for op in listing.op],
         y=listing.y,
-        y_is_address=[op in (machine.BYTE, machine.LOOP) for op in listing.op],
+        y_is_address=[op in (opcodes.BYTE, opcodes.LOOP) for op in listing.op],
         loop_of=listing.loop_of,
         targets=listing.targets,
         sets=list(listing.sets),

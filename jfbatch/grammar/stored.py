@@ -13,7 +13,7 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
-from jfbatch.grammar import machine
+from jfbatch.grammar import opcodes
 from jfbatch.grammar.automaton import Automaton
 from jfbatch.grammar.continuations import fill_distances
 from jfbatch.grammar.grammar import Grammar
@@ -54,7 +54,7 @@ def dump_grammar(grammar: Grammar) -> bytes:
     with automaton.lock:
         store = automaton.store
         states, threads, stacks = (
-            int(store.meta[i]) for i in (machine.STATES, machine.THREADS, machine.STACKS)
+            int(store.meta[i]) for i in (opcodes.STATES, opcodes.THREADS, opcodes.STACKS)
         )
         arrays: dict[str, NDArray[Any]] = {name: getattr(grammar.program.code, name) for name in Code._fields}
         for name in _STATE_TYPES:
@@ -131,24 +131,24 @@ def _check_code(code: Code, start: int) -> None:
     _check(code.set_has.ndim == 2 and code.set_has.shape[1] == classes, "sets")
     _check(code.leaf_rows.ndim == 2 and code.leaf_rows.shape[1] == classes, "leaf rows")
     _check(code.targets.ndim == 1, "targets")
-    _within(code.op, 0, machine.COUNTED + 1, "opcode")
+    _within(code.op, 0, opcodes.COUNTED + 1, "opcode")
     _within(code.class_of_byte, 0, classes, "class of a byte")
     _within(code.targets, 0, n, "target")
     _within(code.loop_of, -1, n, "loop")
     _within(code.high, -1, 1 << 31, "bound")
-    counting = np.isin(code.op[code.loop_of[code.loop_of >= 0]], (machine.LOOP, machine.COUNTED))
+    counting = np.isin(code.op[code.loop_of[code.loop_of >= 0]], (opcodes.LOOP, opcodes.COUNTED))
     _check(counting.all(), "loop")
     limits = {  # opcode -> (limit of x, limit of y); None = unused or checked below
-        machine.BYTE: (len(code.set_has), n),
-        machine.SPLIT: (None, None),
-        machine.JUMP: (n, None),
-        machine.PUSH: (n, None),
-        machine.LOOP: (n, n),
-        machine.INCREMENT: (n, None),
-        machine.CALL: (n, n),
-        machine.LEAF: (len(code.leaf_rows), n),
-        machine.ENTER: (n, None),
-        machine.COUNTED: (len(code.leaf_rows), n),
+        opcodes.BYTE: (len(code.set_has), n),
+        opcodes.SPLIT: (None, None),
+        opcodes.JUMP: (n, None),
+        opcodes.PUSH: (n, None),
+        opcodes.LOOP: (n, n),
+        opcodes.INCREMENT: (n, None),
+        opcodes.CALL: (n, n),
+        opcodes.LEAF: (len(code.leaf_rows), n),
+        opcodes.ENTER: (n, None),
+        opcodes.COUNTED: (len(code.leaf_rows), n),
     }
     for op, (x_limit, y_limit) in limits.items():
         chosen = code.op == op
@@ -156,18 +156,18 @@ def _check_code(code: Code, start: int) -> None:
             _within(code.x[chosen], 0, x_limit, "operand")
         if y_limit is not None:
             _within(code.y[chosen], 0, y_limit, "operand")
-    split = code.op == machine.SPLIT
+    split = code.op == opcodes.SPLIT
     _within(code.x[split], 0, len(code.targets), "split")
     _within(code.y[split], 1, len(code.targets) + 1, "split")
     ends = code.x[split].astype(np.int64) + code.y[split]
     _within(ends, 0, len(code.targets) + 1, "split")
-    for op in (machine.PUSH, machine.INCREMENT):
-        _check((code.op[code.x[code.op == op]] == machine.LOOP).all(), "loop")
-    used = np.unique(code.x[code.op == machine.LEAF])
+    for op in (opcodes.PUSH, opcodes.INCREMENT):
+        _check((code.op[code.x[code.op == op]] == opcodes.LOOP).all(), "loop")
+    used = np.unique(code.x[code.op == opcodes.LEAF])
     targets = code.leaf_rows[used]
     _within(targets, -1, n, "leaf target")
-    _check((code.op[targets[targets >= 0]] == machine.LEAF).all(), "leaf target")
-    _check((code.op[code.x[code.op == machine.ENTER]] == machine.COUNTED).all(), "counted leaf")
+    _check((code.op[targets[targets >= 0]] == opcodes.LEAF).all(), "leaf target")
+    _check((code.op[code.x[code.op == opcodes.ENTER]] == opcodes.COUNTED).all(), "counted leaf")
     _check_counted(code)
 
 
@@ -175,7 +175,7 @@ def _check_counted(code: Code) -> None:
     """States of counted leaves lead to states of the same leaf, and its bitmaps cover them."""
     _check(code.counted.ndim == 2 and code.counted.shape[1] == 5, "counted leaves")
     _check(code.live.ndim == 1 and code.reach.shape == code.live.shape, "bitmaps")
-    at = np.flatnonzero(code.op == machine.COUNTED)
+    at = np.flatnonzero(code.op == opcodes.COUNTED)
     if not len(at):
         return
     _within(code.high[at], 0, len(code.counted), "counted leaf")
@@ -188,7 +188,7 @@ def _check_counted(code: Code) -> None:
     targets = code.leaf_rows[code.x[at]]
     _within(targets, -1, len(code.op), "counted target")
     same = code.high[targets] == code.high[at][:, None]
-    _check(((targets < 0) | ((code.op[targets] == machine.COUNTED) & same)).all(), "counted target")
+    _check(((targets < 0) | ((code.op[targets] == opcodes.COUNTED) & same)).all(), "counted target")
 
 
 def _restore_states(program: Program, arrays: dict[str, NDArray[Any]], start_state: int) -> Automaton:
@@ -199,7 +199,7 @@ def _restore_states(program: Program, arrays: dict[str, NDArray[Any]], start_sta
     for name in ("thread_first", "thread_count", "accepting", "free_count", "state_hash"):
         _check(arrays[name].shape == (states,), name)
     _check(arrays["value"].shape == (stacks,) and arrays["threads"].ndim == 1, "stacks")
-    _within(arrays["rows"], machine.UNKNOWN, states, "transition")
+    _within(arrays["rows"], opcodes.UNKNOWN, states, "transition")
     _within(arrays["thread_first"], 0, threads + 1, "thread")
     _within(arrays["thread_count"], 1, threads + 1, "thread")
     ends = arrays["thread_first"].astype(np.int64) + arrays["thread_count"]

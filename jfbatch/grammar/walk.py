@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from jfbatch.grammar.machine import (
+from jfbatch.grammar.machine import fill_row, intern_state, push_frame, step
+from jfbatch.grammar.opcodes import (
     BYTE,
     CLOSED,
     COUNTED,
@@ -22,11 +23,7 @@ from jfbatch.grammar.machine import (
     UNBOUNDED,
     UNKNOWN,
     Store,
-    fill_row,
-    intern_state,
     jit,
-    push_frame,
-    step,
 )
 
 if TYPE_CHECKING:

@@ -34,6 +34,7 @@ class PatternFinding:
     fingerprint: str
     first: str
     rows: int = 0
+    backend: str | None = None  # which made its grammar
     verdict: Verdict = "enforced"
     reason: str | None = None
     pointer: str | None = None

@@ -16,6 +16,7 @@ from jfbatch.errors import UsageError
 # Columns that say how a row was made rather than what it says; shown only when asked for.
 _COUNTERS = frozenset(
     {"row", "text", "prompt_tokens", "completion_tokens", "sampled_tokens", "jumped_tokens", "forward_passes"}
+    | {"backend"}
 )
 
 

@@ -20,7 +20,11 @@ from jfbatch.rows.result import COUNTERS, VALUE_STATUSES, RowResult, part_table,
 from jfbatch.rows.row import Pattern
 
 _BEFORE_VALUE = (("id", pa.string()), ("row", pa.int64()), ("status", pa.string()), ("text", pa.string()))
-_AFTER_VALUE = (("error", pa.string()), *((name, pa.int64()) for name in COUNTERS))
+_AFTER_VALUE = (
+    ("error", pa.string()),
+    *((name, pa.int64()) for name in COUNTERS),
+    ("backend", pa.string()),
+)
 FIXED = frozenset({name for name, _ in _BEFORE_VALUE + _AFTER_VALUE} | {"value"})
 """The names every table has; other columns that would clash get a prefix."""
 

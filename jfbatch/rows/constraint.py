@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jfbatch.rows.json_text import is_utf8, parse
-from jfbatch.rows.row import Pattern, PatternKind, RowProblem
+from jfbatch.rows.row import BACKENDS, Pattern, PatternKind, RowProblem
 
 FREE_OBJECT: dict[str, Any] = {"type": "object", "additionalProperties": True}
 """What response_format json_object asks for: any JSON object."""
@@ -61,6 +61,14 @@ def read_pattern(fields: Mapping[str, Any], tabular: bool = False) -> Pattern | 
     if not is_utf8(pattern.text):
         raise RowProblem(f"{name} contains a lone surrogate", field=_top(name))
     return pattern
+
+
+def read_backend(value: Any) -> str | None:
+    """The backend that a row asks for, or None. Raises RowProblem on one that is not known."""
+    if value is None or value in BACKENDS:
+        return None if value is None else str(value)
+    shown = repr(value) if isinstance(value, str) else "that"
+    raise RowProblem(f"backend must be one of {', '.join(BACKENDS)}, not {shown[:40]}", field="backend")
 
 
 def _top(name: str) -> str:

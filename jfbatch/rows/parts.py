@@ -24,7 +24,7 @@ from jfbatch.rows.result import PART_SCHEMA
 
 logger = logging.getLogger("jfbatch")
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Version of parts, journal and fingerprints; another version is another fingerprint."""
 
 _SETTINGS = "settings.json"

@@ -24,7 +24,7 @@ from jfbatch.rows.sources import Record
 
 MAXIMUM_TOKENS = 2**31 - 1
 _LINE_BITS = 40
-_FIELDS = ("prompt", "messages", "max_tokens", "max_completion_tokens", "temperature", "seed")
+_FIELDS = ("prompt", "messages", "max_tokens", "max_completion_tokens", "temperature", "seed", "backend")
 
 
 @dataclass(frozen=True)
@@ -190,6 +190,7 @@ class _RowReader:
         values["max_tokens"] = _max_tokens(inner)
         values["temperature"] = _temperature(inner.get("temperature"))
         values["seed"] = _whole("seed", inner.get("seed"), -(2**63), 2**63 - 1)
+        values["backend"] = constraint.read_backend(inner.get("backend"))
         values["content"] = _content(values)
 
 
@@ -204,6 +205,8 @@ def _content(values: Mapping[str, Any]) -> bytes:
         values["temperature"],
         values["seed"],
     ]
+    if values["backend"] is not None:
+        told.append(values["backend"])
     try:
         deciding = json.dumps(told, ensure_ascii=False).encode()
     except UnicodeEncodeError:

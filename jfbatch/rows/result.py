@@ -42,6 +42,7 @@ PART_SCHEMA = pa.schema(
         pa.field("text", pa.string()),
         pa.field("error", pa.string()),
         *(pa.field(name, pa.int64()) for name in COUNTERS),
+        pa.field("backend", pa.string()),
         pa.field("_extra", pa.string()),
     ]
 )
@@ -53,8 +54,8 @@ class RowResult:
     """The outcome of one row.
 
     `text` is the output; `is_json` says whether it is a JSON document (the row had a schema) or plain text.
-    `key`, `content`, `index`, `line`, `id` and `extra` are the row's own. Counters are None where the
-    row never reached the engine.
+    `key`, `content`, `index`, `line`, `id` and `extra` are the row's own. Counters and
+    `backend`, which made the row's grammar, are None where the row never reached the engine.
     """
 
     key: str
@@ -71,11 +72,17 @@ class RowResult:
     sampled_tokens: int | None = None
     jumped_tokens: int | None = None
     forward_passes: int | None = None
+    backend: str | None = None
     extra: dict[str, Any] = field(default_factory=dict)
 
     @staticmethod
     def of(
-        row: Row, status: str, text: str | None = None, error: str | None = None, **counters: int
+        row: Row,
+        status: str,
+        text: str | None = None,
+        error: str | None = None,
+        backend: str | None = None,
+        **counters: int,
     ) -> RowResult:
         """The result of `row`; `counters` are the five counters by name."""
         if status not in STATUSES:
@@ -90,6 +97,7 @@ class RowResult:
             text=text,
             is_json=row.pattern is not None and row.pattern.kind == "schema",
             error=error,
+            backend=backend,
             extra=row.extra,
             **counters,
         )
@@ -120,6 +128,7 @@ def part_table(results: Sequence[RowResult]) -> pa.Table:
         "text": [_utf8(result.text) for result in results],
         "error": [_utf8(result.error) for result in results],
         **{name: [getattr(result, name) for result in results] for name in COUNTERS},
+        "backend": [result.backend for result in results],
         "_extra": [dump(result.extra) if result.extra else None for result in results],
     }
     arrays = [pa.array(columns[name], type=PART_SCHEMA.field(name).type) for name in PART_SCHEMA.names]

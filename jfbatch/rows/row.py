@@ -12,6 +12,8 @@ from functools import cached_property
 from typing import Any, Literal
 
 PatternKind = Literal["schema", "regex", "choice", "grammar"]
+BACKENDS = ("auto", "fsm", "llguidance", "xgrammar", "outlines")
+"""What a row's `backend` may be: who makes its grammar."""
 
 
 class RowProblem(ValueError):
@@ -73,8 +75,8 @@ class Row:
     `index` counts rows from 0 over all inputs; `place` is "file:line"; `line` counts from 1 in its file.
     `key` is the row's identity and `content` (16 bytes) the digest of everything that decides its result:
     the same key with another content is a changed row. `extra` has the fields that `keep` names and the
-    row has. Where `error` is set the row is invalid_input, and prompt, messages and pattern mean nothing.
-    Otherwise exactly one of `prompt` and `messages` ([{"role", "content"}, ...], all text) is set.
+    row has. `backend` is one of BACKENDS where the row chooses. Where `error` is set the row is
+    invalid_input, and prompt, messages and pattern mean nothing. Otherwise exactly one of `prompt` and `messages` ([{"role", "content"}, ...], all text) is set.
     """
 
     index: int
@@ -89,6 +91,7 @@ class Row:
     max_tokens: int | None = None
     temperature: float | None = None
     seed: int | None = None
+    backend: str | None = None
     extra: dict[str, Any] = field(default_factory=dict)
     error: str | None = None
 

@@ -24,7 +24,7 @@ from jfbatch.rows.result import COUNTERS, PART_SCHEMA, value_json
 TableFormat = Literal["parquet", "jsonl", "openai"]
 
 _SLICE_ROWS = 4096
-_PLAIN = ("id", "row", "status", "text", "error", *COUNTERS)
+_PLAIN = ("id", "row", "status", "text", "error", *COUNTERS, "backend")
 _SUFFIXES: dict[str, TableFormat] = {".parquet": "parquet", ".jsonl": "jsonl", ".ndjson": "jsonl"}
 
 

@@ -153,7 +153,7 @@ def test_a_schema_that_fans_out_without_end_stays_small() -> None:
 
 def test_the_fixed_columns_and_their_order() -> None:
     counters = ["prompt_tokens", "completion_tokens", "sampled_tokens", "jumped_tokens", "forward_passes"]
-    names = ["id", "row", "status", "text", "value", "error", *counters]
+    names = ["id", "row", "status", "text", "value", "error", *counters, "backend"]
     assert Columns(None).arrow_schema.names == names
 
 

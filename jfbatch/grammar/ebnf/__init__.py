@@ -33,8 +33,11 @@ def grammar_to_rules(text: str) -> RuleSet:
     first = _FIRST_DEFINITION.search(text)
     if first is None:
         raise InvalidGrammar("grammar: no rule found; rules are written root ::= ... or start: ...")
-    source = parse_gbnf(text) if first[1] == "::=" else parse_lark(text)
-    check_names(source)
-    check_productive(source)
-    rules = {name: definition.body for name, definition in source.definitions.items()}
-    return RuleSet(Reference(source.start), without_left_recursion(rules, source.start))
+    try:
+        source = parse_gbnf(text) if first[1] == "::=" else parse_lark(text)
+        check_names(source)
+        check_productive(source)
+        rules = {name: definition.body for name, definition in source.definitions.items()}
+        return RuleSet(Reference(source.start), without_left_recursion(rules, source.start))
+    except RecursionError:
+        raise InvalidGrammar("grammar: groups and repeats nest too deeply") from None

@@ -19,6 +19,7 @@ from jfbatch.grammar.regex.characters import (
 )
 
 START = "root"
+MAX_MARKS = 3  # repeats of one item, as in "a"+?
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 _DEFINITION = re.compile(r"([A-Za-z0-9_-]+)\s*::=")
@@ -73,9 +74,13 @@ class _GbnfReader(Reader):
                 break
             item = self.item()
             self.skip_space()
+            marks = 0
             while (repeated := self.repeated(item)) is not None:
                 item = repeated
                 self.skip_space()
+                marks += 1
+                if marks > MAX_MARKS:
+                    self.fail("too many repeats of one item, one after the other")
             parts.append(item)
         return sequence(*parts)
 

@@ -179,7 +179,7 @@ class _LarkReader(Reader):
                 break
             item = self.item()
             self.skip_space()
-            while not self.begins_statement() and (repeated := self.repeated(item)) is not None:
+            if not self.begins_statement() and (repeated := self.repeated(item)) is not None:
                 item = repeated
                 self.skip_space()
             parts.append(item)

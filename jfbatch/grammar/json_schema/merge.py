@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from jfbatch.errors import GrammarTooLarge, UnsupportedSchema
 from jfbatch.grammar.json_schema.branch import Alternative, Branch, Fact, Position, Split
@@ -40,19 +40,30 @@ WIDEST_SPLIT = 2_000
 LOOK_AHEAD = 4
 """How deep one emptiness question may ask others."""
 
+QUESTION_STEPS = 400
+"""Branches that may be looked at for one such question, before it counts as not proven."""
+
+ALL_QUESTION_STEPS = 12_000
+"""The same for all the questions about one document."""
+
 NODE_LIMIT = 20_000
 """Subschemas that one conjunction may take in, all branches together."""
 
 
+Answer = TypeVar("Answer")
 PositiveKeyword = Callable[["Merger", SchemaNode, Any, Branch], None]
 NegativeKeyword = Callable[["Merger", SchemaNode, Any], list[Alternative]]
 
 
 class _TooManyBranches(Exception):
-    """Internal: carries the label of the split to leave out."""
+    """Internal: carries the labels of the splits that could be left out, the dearest first."""
 
-    def __init__(self, label: str) -> None:
-        self.label = label
+    def __init__(self, labels: list[str]) -> None:
+        self.labels = labels
+
+
+class _TooFarAhead(Exception):
+    """Internal: a question about emptiness takes more work than its answer is worth."""
 
 
 class Merger:
@@ -69,6 +80,8 @@ class Merger:
         self._empty: dict[frozenset[Atom], bool] = {}
         self._shapes: dict[frozenset[Atom], list[Shape]] = {}
         self._emptiness_depth = 0
+        self._question_steps = 0
+        self._all_question_steps = ALL_QUESTION_STEPS
         self._observes_evaluation: bool | None = None
         self.patterns: dict[str, str] = {}
         self._enum_keys: dict[SchemaNode, frozenset[Any]] = {}
@@ -184,11 +197,13 @@ class Merger:
     def expand(self, start: Branch) -> list[Shape]:
         """All branches of `start` taken apart. Leaves out the dearest splits when there are too many."""
         left_out: set[str] = set()
+        at_once = 1
         while True:
             try:
                 return self._expand(start.copy(), left_out)
             except _TooManyBranches as overflow:
-                left_out.add(overflow.label)
+                left_out.update(overflow.labels[:at_once])
+                at_once *= 2
 
     def _expand(self, start: Branch, left_out: set[str]) -> list[Shape]:
         results: list[Shape] = []
@@ -199,6 +214,11 @@ class Merger:
         while stack:
             branch = stack.pop()
             steps += 1
+            if self._emptiness_depth:
+                self._question_steps -= 1
+                self._all_question_steps -= 1
+                if self._question_steps < 0 or self._all_question_steps < 0:
+                    raise _TooFarAhead
             if not self._read(branch):
                 continue
             chosen = None if self._decided_by_values(branch) else self._next_split(branch, left_out)
@@ -218,7 +238,7 @@ class Merger:
                 if len(branches) > 1:
                     dearest[split.label] = dearest.get(split.label, 0) + len(branches) * (1 + 4 * split.cost)
             if len(results) + len(stack) > limit or steps > 8 * limit:
-                raise _TooManyBranches(max(dearest, key=lambda label: dearest[label]))
+                raise _TooManyBranches(sorted(dearest, key=lambda label: -dearest[label]))
         return results
 
     def _decided_by_values(self, branch: Branch) -> bool:
@@ -341,28 +361,17 @@ class Merger:
         key = frozenset(conjunction)
         found = self._empty.get(key)
         if found is None:
-            if self._emptiness_depth >= LOOK_AHEAD:
-                return False
             self._empty[key] = False  # taken as true of itself while being worked out
-            self._emptiness_depth += 1
-            try:
-                found = all(self.shape_is_empty(shape, conjunction) for shape in self.shapes(conjunction))
-            except UnsupportedSchema:
-                found = False
-            finally:
-                self._emptiness_depth -= 1
+            found = self._ahead(lambda: self._is_empty(conjunction), unknown=False)
             self._empty[key] = found
         return found
 
+    def _is_empty(self, conjunction: Conjunction) -> bool:
+        return all(self.shape_is_empty(shape, conjunction) for shape in self.shapes(conjunction))
+
     def shapes_ahead(self, conjunction: Conjunction) -> list[Shape] | None:
-        """The shapes of a conjunction, asked for while another is being expanded; None: too deep."""
-        if self._emptiness_depth >= LOOK_AHEAD:
-            return None
-        self._emptiness_depth += 1
-        try:
-            return self.shapes(self.canonical(conjunction))
-        finally:
-            self._emptiness_depth -= 1
+        """The shapes of a conjunction, asked for while another is being expanded; None: too far."""
+        return self._ahead(lambda: self.shapes(self.canonical(conjunction)), unknown=None)
 
     def is_possible(self, branch: Branch, parts: Conjunction) -> bool:
         """Whether a branch to which `parts` have been added may have an instance; False is proven.
@@ -370,12 +379,26 @@ class Merger:
         Candidate values are held against the parts only: what else the branch has read may contain the
         very split that asks.
         """
-        if self._emptiness_depth >= LOOK_AHEAD:
-            return True
+
+        def question() -> bool:
+            return not all(self.shape_is_empty(shape, parts) for shape in self.expand(branch))
+
+        return self._ahead(question, unknown=True)
+
+    def _ahead(self, question: Callable[[], Answer], unknown: Answer) -> Answer:
+        """The answer to a question that needs other conjunctions expanded, within a budget of work."""
+        if self._emptiness_depth >= LOOK_AHEAD or self._all_question_steps <= 0:
+            return unknown
+        is_outermost = self._emptiness_depth == 0
+        if is_outermost:
+            self._question_steps = QUESTION_STEPS
         self._emptiness_depth += 1
         try:
-            shapes = self.expand(branch)
-            return not all(self.shape_is_empty(shape, parts) for shape in shapes)
+            return question()
+        except (_TooFarAhead, UnsupportedSchema) as error:
+            if isinstance(error, UnsupportedSchema) or is_outermost:
+                return unknown
+            raise
         finally:
             self._emptiness_depth -= 1
 

@@ -75,6 +75,7 @@ def test_a_byte_order_mark_and_windows_line_ends_are_read_over() -> None:
         (r'root ::= "\x4"', 1, 11, "root", "2 hexadecimal digits"),
         (r'root ::= "\ud800"', 1, 11, "root", "no character"),
         ("root ::= <think>", 1, 10, "root", "tokens <...> are not supported"),
+        ('root ::= "a"**?+', 1, 17, "root", "too many repeats"),
         ('root ::= "a" = "b"', 1, 14, "root", "expected .* but found '='"),
         ("root ::= " + "(" * 101 + '"a"' + ")" * 101, 1, 110, "root", "nest deeper than 100"),
     ],

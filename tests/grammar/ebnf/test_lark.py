@@ -142,6 +142,7 @@ def test_escapes_in_literals() -> None:
         ('start: ["a")', 1, 8, "start", "group is never closed"),
         ('start: "a")', 1, 11, "start", "expected an item or the next rule"),
         ('start: * "a"', 1, 8, "start", "nothing to repeat"),
+        ('start: "a"+?', 1, 12, "start", "nothing to repeat"),
         ('start: "a" ~ 3..2', 1, 12, "start", "out of order"),
         ('start: "a" ~ x', 1, 12, "start", "a repeat is written"),
         ('start: "ab".."c"', 1, 8, "start", "a range is written"),

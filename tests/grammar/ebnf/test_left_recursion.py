@@ -215,3 +215,9 @@ def test_many_rules_in_one_circle_are_rewritten_quickly() -> None:
         True,
         False,
     ]
+
+
+def test_groups_that_nest_too_deeply_are_refused() -> None:
+    deep = "root ::= " + '("x" | ' * 100 + 'root "a" | "b"' + ' "d")+?*' * 100
+    with pytest.raises(InvalidGrammar, match="nest too deeply"):
+        grammar_to_rules(deep)

@@ -38,7 +38,12 @@ CASES: list[Case] = [
     ("two multipleOf", {"type": "integer", "allOf": [{"multipleOf": 4}, {"multipleOf": 6}]}, [12, 0], [4, 6]),
     ("not multipleOf", {"type": "integer", "not": {"multipleOf": 2}}, [1, 7], [2, 0]),
     ("lengths in characters", {"type": "string", "minLength": 1, "maxLength": 2}, ["é", "😀😀"], ["", "abc"]),
-    ("two patterns", {"allOf": [{"pattern": "^a"}, {"pattern": "z$"}], "type": "string"}, ["az", "abz"], ["ab"]),
+    (
+        "two patterns",
+        {"allOf": [{"pattern": "^a"}, {"pattern": "z$"}], "type": "string"},
+        ["az", "abz"],
+        ["ab"],
+    ),
     ("not pattern", {"type": "string", "not": {"pattern": "^a"}}, ["b", ""], ["a", "ab"]),
     ("not a format", {"type": "string", "not": {"format": "date"}}, ["x"], ["2024-02-29"]),
     ("not const", {"type": "string", "not": {"const": "no"}}, ["yes", "n"], ["no"]),
@@ -90,7 +95,10 @@ CASES: list[Case] = [
     ),
     (
         "dependentSchemas",
-        {"properties": {"a": {}, "b": {}}, "dependentSchemas": {"a": {"properties": {"b": {"type": "null"}}}}},
+        {
+            "properties": {"a": {}, "b": {}},
+            "dependentSchemas": {"a": {"properties": {"b": {"type": "null"}}}},
+        },
         [{"a": 1, "b": None}, {"b": 5}, {"a": 1}],
         [{"a": 1, "b": 5}],
     ),
@@ -111,11 +119,26 @@ CASES: list[Case] = [
         [[1], [1, 2, 3, 4], []],
     ),
     ("minContains 0", {"contains": {"const": 1}, "minContains": 0, "maxContains": 1}, [[], [1, 2]], [[1, 1]]),
-    ("uniqueItems of enum", {"items": {"enum": ["a", "b"]}, "uniqueItems": True}, [["b", "a"], []], [["a", "a"]]),
-    ("uniqueItems of booleans", {"items": {"type": "boolean"}, "uniqueItems": True}, [[True, False]], [[True, True]]),
+    (
+        "uniqueItems of enum",
+        {"items": {"enum": ["a", "b"]}, "uniqueItems": True},
+        [["b", "a"], []],
+        [["a", "a"]],
+    ),
+    (
+        "uniqueItems of booleans",
+        {"items": {"type": "boolean"}, "uniqueItems": True},
+        [[True, False]],
+        [[True, True]],
+    ),
     ("anyOf", {"anyOf": [{"type": "integer"}, {"minLength": 2}]}, [1, "ab", None], ["a"]),
     ("oneOf by type", {"oneOf": [{"type": "integer"}, {"type": "string"}]}, [1, "a"], [None, 1.5]),
-    ("oneOf that overlaps", {"oneOf": [{"multipleOf": 2}, {"multipleOf": 3}], "type": "integer"}, [2, 3], [6, 1]),
+    (
+        "oneOf that overlaps",
+        {"oneOf": [{"multipleOf": 2}, {"multipleOf": 3}], "type": "integer"},
+        [2, 3],
+        [6, 1],
+    ),
     (
         "oneOf required",
         {"properties": {"a": {}, "b": {}}, "oneOf": [{"required": ["a"]}, {"required": ["b"]}]},
@@ -126,8 +149,16 @@ CASES: list[Case] = [
         "oneOf with a tag",
         {
             "oneOf": [
-                {"type": "object", "properties": {"k": {"const": "x"}, "n": {"type": "integer"}}, "required": ["k"]},
-                {"type": "object", "properties": {"k": {"const": "y"}, "n": {"type": "string"}}, "required": ["k"]},
+                {
+                    "type": "object",
+                    "properties": {"k": {"const": "x"}, "n": {"type": "integer"}},
+                    "required": ["k"],
+                },
+                {
+                    "type": "object",
+                    "properties": {"k": {"const": "y"}, "n": {"type": "string"}},
+                    "required": ["k"],
+                },
             ]
         },
         [{"k": "x", "n": 1}, {"k": "y", "n": "s"}],
@@ -169,18 +200,31 @@ CASES: list[Case] = [
     ("impossible optional property", {"properties": {"a": False, "b": {}}}, [{}, {"b": 1}], [{"a": 1}]),
     ("draft 4 bounds", {"$schema": D4, "minimum": 1, "exclusiveMinimum": True}, [2, 1.5], [1]),
     ("draft 4 knows no const", {"$schema": D4, "const": 1}, [2], []),
-    ("draft 4 tuple", {"$schema": D4, "items": [{"type": "integer"}], "additionalItems": False}, [[1]], [[1, 2]]),
+    (
+        "draft 4 tuple",
+        {"$schema": D4, "items": [{"type": "integer"}], "additionalItems": False},
+        [[1]],
+        [[1, 2]],
+    ),
     ("draft 6 contains", {"$schema": D6, "contains": {"const": 1}}, [[1, 1]], [[2]]),
     ("draft 6 knows no if", {"$schema": D6, "if": True, "then": False}, [1], []),
     (
         "draft 7 $ref hides its siblings",
-        {"$schema": D7, "definitions": {"s": {"type": "string"}}, "items": {"$ref": "#/definitions/s", "maxLength": 1}},
+        {
+            "$schema": D7,
+            "definitions": {"s": {"type": "string"}},
+            "items": {"$ref": "#/definitions/s", "maxLength": 1},
+        },
         [["abc"]],
         [[1]],
     ),
     (
         "2019-09 $ref has siblings",
-        {"$schema": D2019, "$defs": {"s": {"type": "string"}}, "items": {"$ref": "#/$defs/s", "maxLength": 1}},
+        {
+            "$schema": D2019,
+            "$defs": {"s": {"type": "string"}},
+            "items": {"$ref": "#/$defs/s", "maxLength": 1},
+        },
         [["a"]],
         [["abc"], [1]],
     ),
@@ -189,7 +233,9 @@ CASES: list[Case] = [
 ]
 
 
-@pytest.mark.parametrize(("schema", "valid", "invalid"), [case[1:] for case in CASES], ids=[c[0] for c in CASES])
+@pytest.mark.parametrize(
+    ("schema", "valid", "invalid"), [case[1:] for case in CASES], ids=[c[0] for c in CASES]
+)
 def test_keyword(schema: Any, valid: list[Any], invalid: list[Any]) -> None:
     language = SchemaLanguage(schema)
     validator = jsonschema_rs.validator_for(schema, validate_formats=True)
@@ -219,7 +265,11 @@ def test_older_spellings_count_where_no_draft_is_named(schema: Any, valid: Any, 
 
 LEFT_TO_THE_CHECK: list[tuple[Any, str, Any]] = [
     ({"type": "array", "uniqueItems": True}, "#: uniqueItems", [1, 1]),
-    ({"properties": {"a": {"type": "array", "uniqueItems": True}}}, "#/properties/a: uniqueItems", {"a": [0, 0]}),
+    (
+        {"properties": {"a": {"type": "array", "uniqueItems": True}}},
+        "#/properties/a: uniqueItems",
+        {"a": [0, 0]},
+    ),
     ({"type": "array", "not": {"const": [1]}}, "#/not: not const", [1]),
 ]
 

@@ -13,7 +13,11 @@ from tests.grammar.json_schema.schema_language import SchemaLanguage, dumps, loa
 
 ANSWER = {
     "type": "object",
-    "properties": {"reasoning": {"type": "string"}, "answer": {"enum": ["yes", "no"]}, "sure": {"type": "number"}},
+    "properties": {
+        "reasoning": {"type": "string"},
+        "answer": {"enum": ["yes", "no"]},
+        "sure": {"type": "number"},
+    },
     "required": ["answer", "sure", "reasoning"],
     "additionalProperties": False,
 }
@@ -39,7 +43,9 @@ def test_merged_properties_come_in_the_order_of_first_mention() -> None:
 
 
 def test_required_names_without_a_property_come_after_the_declared_ones() -> None:
-    language = SchemaLanguage({"type": "object", "properties": {"b": {}}, "required": ["z", "b"]}, objects="closed")
+    language = SchemaLanguage(
+        {"type": "object", "properties": {"b": {}}, "required": ["z", "b"]}, objects="closed"
+    )
     assert language.takes({"b": 1, "z": 2})
     assert not language.takes({"z": 2, "b": 1})
 
@@ -77,7 +83,11 @@ def test_an_undeclared_key_never_equals_a_declared_one() -> None:
 def test_each_style_is_what_json_dumps_prints(style: str) -> None:
     schema = {
         "type": "object",
-        "properties": {"a": {"type": "array"}, "b": {"const": {"x": [1, {}], "y": []}}, "c": {"type": "object"}},
+        "properties": {
+            "a": {"type": "array"},
+            "b": {"const": {"x": [1, {}], "y": []}},
+            "c": {"type": "object"},
+        },
     }
     language = SchemaLanguage(schema, style)
     value = {"a": [1, [2, {"k": None}], {}, []], "b": {"x": [1, {}], "y": []}, "c": {"d": [{}]}}

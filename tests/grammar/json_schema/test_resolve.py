@@ -85,7 +85,9 @@ def test_recursion_through_merging_ends() -> None:
         "$ref": "#/$defs/a",
         "$defs": {
             "a": {"allOf": [{"$ref": "#/$defs/b"}, {"properties": {"x": {"$ref": "#/$defs/a"}}}]},
-            "b": {"allOf": [{"$ref": "#/$defs/a"}, {"properties": {"x": {"minProperties": 1}, "y": INTEGER}}]},
+            "b": {
+                "allOf": [{"$ref": "#/$defs/a"}, {"properties": {"x": {"minProperties": 1}, "y": INTEGER}}]
+            },
         },
     }
     language = SchemaLanguage(schema)
