@@ -175,11 +175,12 @@ class Drafter:
         boundary = self._retokenizer.last_boundary(walk.text, start + 1)
         end = len(walk.text)
         for index in reversed(range(len(sources))):
-            if sources[index] != "forced":
+            size = len(self._tokenization.token_bytes(walk.ids[index]))
+            if end - size < start:
                 return
             if end <= boundary:
                 sources[index] = _GIVEN
-            end -= len(self._tokenization.token_bytes(walk.ids[index]))
+            end -= size
 
     def _weigh_last(self, memory: Draftable, walk: _Walk, likely: float, sources: list[str]) -> None:
         """What follows could merge with the last forced token: keep it only if it usually does not."""

@@ -1,4 +1,4 @@
-"""Hash tables of states and stacks: open addressing over plain arrays. Kernels, under the rules of machine.py."""
+"""Hash tables of states and stacks: open addressing over plain arrays. Kernels, as in machine.py."""
 
 from __future__ import annotations
 

@@ -215,8 +215,9 @@ class Merger:
             branch = stack.pop()
             steps += 1
             if self._emptiness_depth:
-                self._question_steps -= 1
-                self._all_question_steps -= 1
+                work = 1 + (len(branch.visited) + len(branch.splits)) // 32
+                self._question_steps -= work
+                self._all_question_steps -= work
                 if self._question_steps < 0 or self._all_question_steps < 0:
                     raise _TooFarAhead
             if not self._read(branch):
