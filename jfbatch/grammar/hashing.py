@@ -18,6 +18,7 @@ def mix(value: np.uint64) -> np.uint64:
 
 @jit
 def stack_slot(parent: int, value: int, mask: int) -> int:
+    """Where the search for a stack begins in a table of mask + 1 slots."""
     hashed = mix(np.uint64(parent) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(value))
     return np.int64(hashed & np.uint64(mask))
 

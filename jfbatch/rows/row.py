@@ -76,7 +76,8 @@ class Row:
     `key` is the row's identity and `content` (16 bytes) the digest of everything that decides its result:
     the same key with another content is a changed row. `extra` has the fields that `keep` names and the
     row has. `backend` is one of BACKENDS where the row chooses. Where `error` is set the row is
-    invalid_input, and prompt, messages and pattern mean nothing. Otherwise exactly one of `prompt` and `messages` ([{"role", "content"}, ...], all text) is set.
+    invalid_input, and prompt, messages and pattern mean nothing. Otherwise exactly one of `prompt` and
+    `messages` ([{"role", "content"}, ...], all text) is set.
     """
 
     index: int

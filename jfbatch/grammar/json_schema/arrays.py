@@ -46,6 +46,7 @@ def item_conjunction(merger: Merger, facts: ArrayFacts, index: int) -> Conjuncti
 
 
 def prefix_length(facts: ArrayFacts) -> int:
+    """How many leading positions have schemas of their own."""
     return max((len(scope.prefix) for scope in facts.scopes), default=0)
 
 

@@ -28,6 +28,7 @@ def add_one_of(merger: Merger, node: SchemaNode, value: Any, branch: Branch) -> 
         return
 
     def expand(current: Branch) -> list[Alternative] | None:
+    """`oneOf`: exactly one of the subschemas holds."""
         return _alternatives(merger, label, parts, current)
 
     branch.add_split(Split(label, ANY_TYPE, (), expand, 0))

@@ -106,6 +106,8 @@ class ArrayFacts:
 
     @property
     def is_empty(self) -> bool:
+    """What a conjunction says of arrays."""
+
         return self.max_items is not None and self.max_items < self.min_items
 
 
@@ -155,6 +157,8 @@ class ObjectFacts:
         if self.max_properties is not None and self.max_properties < max(
             self.min_properties, len(self.required)
         ):
+    """What a conjunction says of objects."""
+
             return True
         return bool(self.forbidden) and not self.forbidden.isdisjoint(self.required)
 

@@ -53,6 +53,7 @@ WIDEST_LISTED_INTEGER = 10**16
 
 
 def is_known_format(name: str) -> bool:
+    """Whether a format is enforced; others are annotations."""
     return name in KNOWN_FORMATS
 
 

@@ -16,6 +16,8 @@ Dialect = Literal["python", "ecma"]
 
 @dataclass(frozen=True, slots=True)
 class Flags:
+    """The inline flags in force at a place of a pattern."""
+
     ignore_case: bool = False
     multiline: bool = False
     dot_all: bool = False
@@ -24,6 +26,7 @@ class Flags:
 
 
 def shown(pattern: str) -> str:
+    """A pattern for an error message, cut to one line's length."""
     return repr(pattern if len(pattern) <= 80 else pattern[:77] + "...")
 
 
