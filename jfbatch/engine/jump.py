@@ -72,7 +72,11 @@ class Jumper:
         left = sequence.tokens_left
         if left < 0:
             return False
-        if len(sequence.matcher.shortest_ending()) <= left:  # a token has a byte at least
+        try:
+            ending = sequence.matcher.shortest_ending()
+        except GrammarError:  # another engine's grammar: no ending is known here, but one before this token
+            return False
+        if len(ending) <= left:  # a token has a byte at least
             return True
         needed = self.tokens_to_end(sequence)
         return needed is not None and needed <= left

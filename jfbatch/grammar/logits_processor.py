@@ -41,7 +41,7 @@ class LogitsProcessor(transformers.LogitsProcessor):  # type: ignore[misc]  # un
         self._matchers: dict[tuple[int, ...], AutomatonMatcher | None] = {}
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Scores with -inf for tokens that may not come next. int64[rows, length], float[rows, V] -> the same.
+        """Scores with -inf for tokens that may not come next. int64[rows, length], float[rows, V] -> same.
 
         Raises GrammarError where all rows of a prompt have left the grammar, or nothing is left to choose:
         another processor forbids what the grammar asks for.

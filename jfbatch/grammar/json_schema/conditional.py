@@ -54,16 +54,16 @@ def add_dependencies(merger: Merger, node: SchemaNode, value: Any, branch: Branc
 
 
 def add_dependent_required(merger: Merger, node: SchemaNode, value: Any, branch: Branch) -> None:
+    """`dependentRequired`: a split on whether each name is present."""
     if not isinstance(value, dict):
         raise node.fail("dependentRequired", "must be an object")
     for name, names in value.items():
-    """`dependentRequired`: a split on whether each name is present."""
         _depend_on_names(node, "dependentRequired", name, names, branch)
 
 
 def add_dependent_schemas(merger: Merger, node: SchemaNode, value: Any, branch: Branch) -> None:
-    for name, child in read_schema_map(merger, node, "dependentSchemas").items():
     """`dependentSchemas`: a split on whether each name is present."""
+    for name, child in read_schema_map(merger, node, "dependentSchemas").items():
         _depend(node, "dependentSchemas", name, [(child, True)], branch)
 
 

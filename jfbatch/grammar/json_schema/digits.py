@@ -97,8 +97,8 @@ def _one_sided(bound: str, upper: bool) -> Expression:
 
 
 def digit_between(low: int, high: int) -> Expression:
-    if low > high:
     """One digit from `low` to `high`, both included."""
+    if low > high:
         return NOTHING
     return literal(str(low)) if low == high else ByteSet.span(0x30 + low, 0x30 + high)
 

@@ -21,6 +21,7 @@ PAIR_LIMIT = 2_000
 
 
 def add_one_of(merger: Merger, node: SchemaNode, value: Any, branch: Branch) -> None:
+    """`oneOf`: exactly one of the subschemas holds."""
     parts = read_schemas(merger, node, "oneOf", value)
     label = f"#{node.path}: oneOf"
     if len(parts) == 1:
@@ -28,7 +29,6 @@ def add_one_of(merger: Merger, node: SchemaNode, value: Any, branch: Branch) -> 
         return
 
     def expand(current: Branch) -> list[Alternative] | None:
-    """`oneOf`: exactly one of the subschemas holds."""
         return _alternatives(merger, label, parts, current)
 
     branch.add_split(Split(label, ANY_TYPE, (), expand, 0))

@@ -14,40 +14,40 @@ if TYPE_CHECKING:
 
 
 def read_number(node: SchemaNode, keyword: str, value: Any) -> int | float:
+    """A finite number. Raises UnsupportedSchema naming the keyword."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise node.fail(keyword, "must be a number")
     if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
-    """A finite number. Raises UnsupportedSchema naming the keyword."""
         raise node.fail(keyword, "must be a finite number")
     return value
 
 
 def read_count(node: SchemaNode, keyword: str, value: Any) -> int:
+    """A whole number from 0. Raises UnsupportedSchema."""
     number = read_number(node, keyword, value)
     if number < 0 or number != int(number):
-    """A whole number from 0. Raises UnsupportedSchema."""
         raise node.fail(keyword, "must be a whole number, not below 0")
     return int(number)
 
 
 def read_step(node: SchemaNode, keyword: str, value: Any) -> Fraction:
+    """A number above 0, exactly as written. Raises UnsupportedSchema."""
     number = read_number(node, keyword, value)
     if number <= 0:
-    """A number above 0, exactly as written. Raises UnsupportedSchema."""
         raise node.fail(keyword, "must be above 0")
     return Fraction(Decimal(str(number)))
 
 
 def read_string(node: SchemaNode, keyword: str, value: Any) -> str:
-    if not isinstance(value, str):
     """A string. Raises UnsupportedSchema."""
+    if not isinstance(value, str):
         raise node.fail(keyword, "must be a string")
     return value
 
 
 def read_names(node: SchemaNode, keyword: str, value: Any) -> list[str]:
-    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
     """A list of property names. Raises UnsupportedSchema."""
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
         raise node.fail(keyword, "must be a list of property names")
     return value
 

@@ -98,6 +98,8 @@ class Contains:
 
 @dataclass(frozen=True, slots=True)
 class ArrayFacts:
+    """What a conjunction says of arrays."""
+
     scopes: tuple[ItemScope, ...] = ()
     min_items: int = 0
     max_items: int | None = None
@@ -106,8 +108,6 @@ class ArrayFacts:
 
     @property
     def is_empty(self) -> bool:
-    """What a conjunction says of arrays."""
-
         return self.max_items is not None and self.max_items < self.min_items
 
 
@@ -142,6 +142,8 @@ class SomeKey:
 
 @dataclass(frozen=True, slots=True)
 class ObjectFacts:
+    """What a conjunction says of objects."""
+
     scopes: tuple[PropertyScope, ...] = ()
     positions: tuple[tuple[int, ...], ...] = ()
     required: Mapping[str, None] = field(default_factory=dict)
@@ -157,8 +159,6 @@ class ObjectFacts:
         if self.max_properties is not None and self.max_properties < max(
             self.min_properties, len(self.required)
         ):
-    """What a conjunction says of objects."""
-
             return True
         return bool(self.forbidden) and not self.forbidden.isdisjoint(self.required)
 

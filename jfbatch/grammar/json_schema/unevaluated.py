@@ -23,6 +23,7 @@ MOST_ALTERNATIVES = 5
 
 
 def add_unevaluated_properties(merger: Merger, node: SchemaNode, value: Any, branch: Branch) -> None:
+    """`unevaluatedProperties`: a schema for the members nothing else in the branch spoke of."""
     rest: Atom = (merger.resolver.child(node, value, "unevaluatedProperties"), True)
 
     def expand(current: Branch) -> list[Alternative] | None:
@@ -38,7 +39,6 @@ def add_unevaluated_properties(merger: Merger, node: SchemaNode, value: Any, bra
                 continue
             scope = property_scope(merger, part)
             if scope.additional is not None:
-    """`unevaluatedProperties`: a schema for the members nothing else in the branch spoke of."""
                 return [()]
             names.update(dict.fromkeys(scope.properties, always))
             patterns.update(dict.fromkeys((pattern for pattern, _ in scope.patterns), always))
@@ -49,6 +49,7 @@ def add_unevaluated_properties(merger: Merger, node: SchemaNode, value: Any, bra
 
 
 def add_unevaluated_items(merger: Merger, node: SchemaNode, value: Any, branch: Branch) -> None:
+    """`unevaluatedItems`: a schema for the items nothing else in the branch spoke of."""
     rest: Atom = (merger.resolver.child(node, value, "unevaluatedItems"), True)
 
     def expand(current: Branch) -> list[Alternative] | None:
@@ -64,7 +65,6 @@ def add_unevaluated_items(merger: Merger, node: SchemaNode, value: Any, branch: 
             if _has(merger, part, ("items", "prefixItems", "additionalItems")):
                 scope = item_scope(merger, part)
                 if scope.rest is not None:
-    """`unevaluatedItems`: a schema for the items nothing else in the branch spoke of."""
                     return [()]
                 length = max(length, len(scope.prefix))
         return [(Fact("items", (ItemScope((None,) * length, rest),)),)]

@@ -51,12 +51,12 @@ class Entry:
 
 
 def merged_entries(entries: Iterable[Entry]) -> list[Entry]:
+    """The same entries, those with equal conditions joined. Raises GrammarTooLarge."""
     by_context: dict[tuple[Context, Context], list[Node]] = {}
     for entry in entries:
         if entry.text != NOTHING and _possible(entry.left) and _possible(entry.right):
             by_context.setdefault((entry.left, entry.right), []).append(entry.text)
     if len(by_context) > MAX_ENTRIES:
-    """The same entries, those with equal conditions joined. Raises GrammarTooLarge."""
         raise GrammarTooLarge("too many combinations of assertions")
     merged = [Entry(left, alternation(texts), right) for (left, right), texts in by_context.items()]
     _check_size(entry.text for entry in merged)
@@ -191,6 +191,7 @@ def mirrored(node: Node) -> Node:
 
 
 def repeated(entries: list[Entry], low: int, high: int | None) -> list[Entry]:
+    """`low` to `high` rounds of the entries; conditions between rounds are settled here."""
     empty = Entry(ANYTHING, EPSILON, ANYTHING)
     if any(e.left == ANYTHING == e.right and nullable(e.text) for e in entries):
         low = 0  # empty rounds may always make up the count
@@ -216,7 +217,6 @@ def repeated(entries: list[Entry], low: int, high: int | None) -> list[Entry]:
         raise GrammarTooLarge(f"more than {MAX_UNROLLED} repeats of a group with assertions")
     result = [empty]
     for _ in range(high):
-    """`low` to `high` rounds of the entries; conditions between rounds are settled here."""
         result = merged_entries([*joined(solid, result), empty])
     return result
 
