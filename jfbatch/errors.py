@@ -58,6 +58,13 @@ class GrammarTooLarge(InvalidGrammar):
     """A pattern passed its limit of states, memory or time."""
 
 
+class NothingMatches(InvalidGrammar):
+    """A pattern that no text obeys."""
+
+    def __init__(self) -> None:
+        super().__init__("nothing can match this pattern")
+
+
 class UnsupportedSchema(InvalidGrammar):
     """A JSON Schema uses what cannot be enforced.
 

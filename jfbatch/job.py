@@ -24,7 +24,7 @@ from jfbatch.grammar.backends.oracle import byte_vocabulary
 from jfbatch.grammar.compiler import candidates_of
 from jfbatch.grammar.deadline import deadline
 from jfbatch.grammar.ebnf import grammar_to_rules
-from jfbatch.grammar.json_schema import schema_to_rules
+from jfbatch.grammar.grammar import compile_schema
 from jfbatch.grammar.regex import RAW_UTF8, regex_to_expression
 from jfbatch.outcomes import Outcomes
 from jfbatch.report.progress import Progress
@@ -117,7 +117,7 @@ def check_pattern(config: RunConfig, pattern: Pattern) -> None:
     """Raise UsageError where it shows without a tokenizer, and soon, that the pattern cannot be enforced."""
     latest = time.monotonic() + config.compile_timeout
     refused: list[str] = []
-    for backend in candidates_of(config.backend, pattern.kind, config.strict):
+    for backend in candidates_of(config.backend, pattern.kind, pattern.text, config.strict):
         try:
             with deadline(config.compile_timeout):
                 check_with(backend, config, pattern)
@@ -140,7 +140,7 @@ def check_with(backend: BackendName, config: RunConfig, pattern: Pattern) -> Non
         check_supported(backend, pattern.kind, style, objects, config.strict)
         open_backend(backend, byte_vocabulary()).compile(pattern.kind, pattern.text, style, objects)
     elif pattern.kind == "schema":
-        schema_to_rules(pattern.schema, style=style, objects=objects, strict=config.strict)
+        compile_schema(pattern.schema, style, objects, config.strict)
     elif pattern.kind == "regex":
         regex_to_expression(pattern.text, dialect="python", alphabet=RAW_UTF8)
     elif pattern.kind == "grammar":

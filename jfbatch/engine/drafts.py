@@ -71,26 +71,21 @@ class Draftable:
 class Drafter:
     """Gives rows their drafts and learns from what became of them.
 
-    longest: most draft tokens of a row, 0 for none. threshold: a draft ends where it would be accepted
-    as a whole less often than this.
+    longest: most draft tokens of a row, 0 for none.
     """
 
-    def __init__(
-        self,
-        tokenization: Tokenization,
-        retokenizer: Retokenizer,
-        longest: int = LONGEST,
-        threshold: float = 0.5,
-    ) -> None:
+    def __init__(self, tokenization: Tokenization, retokenizer: Retokenizer, longest: int = LONGEST) -> None:
         self.trust = Trust()
         self.longest = longest
-        self.threshold = threshold
         self._tokenization = tokenization
         self._retokenizer = retokenizer
         self._groups: OrderedDict[str, _Group] = OrderedDict()
 
-    def draft(self, sequence: Sequence) -> None:
-        """Let the next step verify what this row probably goes on with."""
+    def draft(self, sequence: Sequence, threshold: float) -> None:
+        """Let the next step verify what this row probably goes on with.
+
+        A draft ends where it would be accepted as a whole less often than `threshold`.
+        """
         room = min(self.longest, sequence.tokens_left - 1)
         if room <= 0:
             sequence.set_drafts([])
@@ -110,7 +105,7 @@ class Drafter:
                 if found is None:
                     break
                 guess = found
-            if likely * guess.likely < self.threshold:
+            if likely * guess.likely < threshold:
                 if guess.source:
                     memory.watched = (len(walk.text), guess.source, guess.data)
                 break
@@ -126,7 +121,7 @@ class Drafter:
                 value_start = len(walk.text)
             place = guess.place
         if forced and walk.ids and sources[-1] == "forced":
-            self._weigh_last(memory, walk, likely, sources)
+            self._weigh_last(memory, walk, likely, threshold, sources)
         walk.undo()
         sequence.set_drafts(walk.ids[:room], [i for i, s in enumerate(sources[:room]) if s == _GIVEN])
         memory.sources = dict(enumerate(sources[:room], sequence.certain))
@@ -182,13 +177,15 @@ class Drafter:
                 sources[index] = _GIVEN
             end -= size
 
-    def _weigh_last(self, memory: Draftable, walk: _Walk, likely: float, sources: list[str]) -> None:
+    def _weigh_last(
+        self, memory: Draftable, walk: _Walk, likely: float, threshold: float, sources: list[str]
+    ) -> None:
         """What follows could merge with the last forced token: keep it only if it usually does not."""
         data = self._tokenization.token_bytes(walk.ids[-1])
         source = f"held {data!r}"
         before = walk.text[: len(walk.text) - len(data)]
         share = memory.group.phrases.share(before, data, self.trust.share(source, 0.8))
-        if likely * share < self.threshold:
+        if likely * share < threshold:
             memory.watched = (len(before), source, data)
             walk.drop_last()
             sources.pop()

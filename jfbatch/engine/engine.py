@@ -20,12 +20,14 @@ from torch import Tensor
 
 from jfbatch.engine.drafts import LONGEST, Drafter
 from jfbatch.engine.jump import Jumper
+from jfbatch.engine.repetition import REPETITION, is_repeating
+from jfbatch.engine.pace import Pace
 from jfbatch.engine.retokenize import Retokenizer, Tokenization
 from jfbatch.engine.runner import Runner
 from jfbatch.engine.sampler import Draw, choose
 from jfbatch.engine.scheduler import Planned, Scheduler
 from jfbatch.engine.sequence import Completion, Reason, Request, Sequence
-from jfbatch.errors import JfbatchError
+from jfbatch.errors import GrammarError, JfbatchError
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +57,7 @@ class EngineConfig:
     batch_size: most rows decoded together. kv_memory: bytes for K and V. prefill_chunk: most prompt
     tokens per step. context_length: most tokens, prompt and output, of one row. jump: let the
     grammar's forced bytes become tokens. drafts: let the next step verify likely tokens.
-    look_ahead: rows that wait, sorted, beyond those that run.
+    repetition_stop: end outputs that go round in circles. look_ahead: rows that wait, sorted, beyond those that run.
     """
 
     batch_size: int = 64
@@ -64,6 +66,7 @@ class EngineConfig:
     context_length: int = 2048
     jump: bool = True
     drafts: bool = True
+    repetition_stop: bool = True
     log_probabilities: bool = False
     look_ahead: int = 256
 
@@ -90,10 +93,16 @@ class EngineStatistics:
 
 @dataclass
 class _Window:
-    """The logits a step gave one row: `rows[i]` is the one that decides its token i."""
+    """The logits a step gave one row: `rows[i]` is the one that decides its token i.
+
+    The step computed tokens up to index `stop`, drafts from `certain` on.
+    """
 
     sequence: Sequence
     rows: dict[int, int]
+    certain: int
+    stop: int
+    decisions: int = 0
     open: bool = True
 
     @property
@@ -102,6 +111,11 @@ class _Window:
         sequence = self.sequence
         known = self.open and sequence.cached >= sequence.certain
         return self.rows.get(sequence.certain) if known else None
+
+    @property
+    def lost(self) -> int:
+        """Computed drafts that the output does not go on with."""
+        return max(self.stop - max(self.sequence.cached, self.certain), 0)
 
 
 @dataclass
@@ -117,12 +131,14 @@ class Engine:
         retokenizer = Retokenizer(self.tokenization, self.runner.vocabulary_size)
         self._jumper = Jumper(self.tokenization, retokenizer)
         self._drafter = Drafter(self.tokenization, retokenizer, LONGEST if self.config.drafts else 0)
+        self._pace = Pace(self.runner.device, self.runner.logits_share)
         self._scheduler = Scheduler(
             self.runner.pool, self.config.batch_size, self.config.prefill_chunk, self.config.kv_memory
         )
         self._finished: list[Completion] = []
         self._retiring: list[Sequence] = []
         self._stopped = False
+        self._ran_out_alone: set[str] = set()  # keys of rows for which memory ran out with no other running
 
     def stop(self) -> None:
         """Finish nothing more: `run` ends before its next step. Safe to call from a signal handler."""
@@ -145,15 +161,14 @@ class Engine:
     def step(self) -> None:
         """One forward pass over everything that can run, and all decisions its logits allow."""
         self._scheduler.admit()
-        for sequence in self._scheduler.deciding():
-            self._drafter.draft(sequence)
-        planned = self._scheduler.plan()
+        planned = self._with_drafts(self._scheduler.plan())
         logits = self._forward(planned)
         if logits is None:
             return
         windows = self._windows(planned)
         while undecided := [window for window in windows if window.row is not None]:
             self._decide(undecided, logits)
+        self._settle(windows)
         self._scheduler.retire(self._retiring)
         self._retiring.clear()
         self.statistics.shared_tokens = self._scheduler.shared_tokens
@@ -212,6 +227,21 @@ class Engine:
 
     # One forward pass
 
+    def _with_drafts(self, planned: list[Planned]) -> list[Planned]:
+        """The plan again, after the rows that decide were given what is worth verifying on the way."""
+        deciding = [part.sequence for part in planned if part.decides]
+        tokens = sum(len(part.segment.token_ids) - len(part.sequence.drafts) for part in planned)
+        work = tokens + self.runner.logits_share * len(deciding)
+        for sequence in deciding:
+            self._drafter.draft(sequence, self._pace.threshold(work))
+            work += len(sequence.drafts) * (1 + self.runner.logits_share)
+        return self._scheduler.plan()
+
+    def _settle(self, windows: list[_Window]) -> None:
+        """Account for what the step's drafts gave and cost."""
+        saved = sum(max(window.decisions - 1, 0) for window in windows)
+        self._pace.settle(saved, sum(window.lost for window in windows))
+
     def _forward(self, planned: list[Planned]) -> Tensor | None:
         """The step's logits; None if memory ran out and the rows wait to be started again."""
         started = time.perf_counter()
@@ -224,7 +254,9 @@ class Engine:
         if logits is None:  # outside the handler: its traceback would keep the step's tensors alive
             self._start_again_smaller()
             return None
-        self._account(planned, time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        self._account(planned, seconds)
+        self._pace.observe(sum(len(part.segment.token_ids) for part in planned), len(logits), seconds)
         return logits
 
     def _account(self, planned: list[Planned], seconds: float) -> None:
@@ -253,9 +285,12 @@ class Engine:
         if self.runner.device.type == "cuda":
             torch.cuda.empty_cache()
         if len(evicted) == 1:
-            self._finish(evicted[0], "failed", "memory ran out on this row alone")
-            self._retiring.clear()
-            return
+            key = evicted[0].request.key
+            if key in self._ran_out_alone:
+                self._finish(evicted[0], "failed", "memory ran out twice on this row alone")
+                self._retiring.clear()
+                return
+            self._ran_out_alone.add(key)
         self._scheduler.batch_size = max(1, len(evicted) // 2)
         logger.warning(
             "memory ran out with %d rows; going on with %d at a time",
@@ -276,7 +311,8 @@ class Engine:
             if part.decides:
                 segment = part.segment
                 rows = {segment.start + index + 1: offset + i for i, index in enumerate(segment.logits)}
-                windows.append(_Window(part.sequence, rows))
+                stop = segment.start + len(segment.token_ids)
+                windows.append(_Window(part.sequence, rows, part.sequence.certain, stop))
                 offset += len(rows)
         return windows
 
@@ -311,6 +347,7 @@ class Engine:
                 sequence.log_probability = (sequence.log_probability or 0.0) + float(
                     choices.log_probabilities[index]
                 )
+            window.decisions += 1
             window.open = not self._accept_or_fail(sequence, int(choices.token_ids[index]))
         self.statistics.accept_seconds += time.perf_counter() - sampled
 
@@ -361,7 +398,19 @@ class Engine:
             return self._finish(sequence, "shortened")
         if sequence.tokens_left == 0:
             return self._finish(sequence, "shortened")
+        if self.config.repetition_stop and self._stops_repeating(sequence):
+            return self._finish(sequence, "shortened", REPETITION)
         return self._jumper.jump(sequence) and self._finish(sequence, "finished")
+
+    def _stops_repeating(self, sequence: Sequence) -> bool:
+        """Complete an output that goes round in circles; False where there is nothing to stop."""
+        if not is_repeating(sequence.token_ids, sequence.prompt_tokens, sequence.certain):
+            return False
+        try:
+            self._jumper.take_ending(sequence)
+        except GrammarError:  # it cannot end here, and goes on to its limit
+            return False
+        return True
 
     def _finish(self, sequence: Sequence, reason: Reason, error: str | None = None) -> bool:
         self._finished.append(sequence.completion(reason, error))

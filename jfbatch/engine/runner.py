@@ -86,6 +86,7 @@ class Runner:
         reference = None
         if self.architecture not in TESTED_ARCHITECTURES:
             reference = self._reference_logits()
+        self.logits_share = _logits_share(model)
         self._switch_attention()
         if pack:
             pack_linears(model)
@@ -191,3 +192,11 @@ class Runner:
                     f"{self.architecture}: packed logits differ from the model's own (correlation "
                     f"{agreement:.3f}); this architecture cannot be run, choose another model"
                 )
+
+
+def _logits_share(model: Any) -> float:
+    """The LM head's work for one position over that of all layers, by their weights."""
+    tables = [model.get_input_embeddings(), model.get_output_embeddings()]
+    shared = {id(table.weight): table.weight.numel() for table in tables if table is not None}
+    layers = sum(weight.numel() for weight in model.parameters() if id(weight) not in shared)
+    return max(shared.values(), default=0) / max(layers, 1)

@@ -94,18 +94,6 @@ class Scheduler:
         self._resident.pop(sequence.slot, None)
         self.running.append(sequence)
 
-    def deciding(self) -> list[Sequence]:
-        """The rows whose next token the coming step decides: those that may still be given drafts."""
-        self._reserve(self.running)
-        deciding = []
-        budget = self.prefill_chunk
-        for sequence in self.running:
-            if self._copy_shared(sequence):
-                count, budget = self._fitting(sequence, budget)
-                if count == sequence.pending:
-                    deciding.append(sequence)
-        return deciding
-
     def plan(self) -> list[Planned]:
         """The tokens of the next step: decoding rows entirely, then prefills up to the chunk."""
         self._reserve(self.running)

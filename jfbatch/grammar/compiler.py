@@ -11,12 +11,14 @@ import hashlib
 import json
 import logging
 import random
+import re
 import sys
 import threading
 import time
+import warnings
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, lru_cache
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Literal
@@ -35,6 +37,7 @@ from jfbatch.grammar.backends.protocol import (
 from jfbatch.grammar.cache import GrammarCache
 from jfbatch.grammar.deadline import deadline
 from jfbatch.grammar.grammar import Grammar, JsonStyle, Objects
+from jfbatch.grammar.kept import KeptKeys
 from jfbatch.grammar.stored import dump_grammar, load_grammar
 from jfbatch.grammar.vocabulary import Vocabulary
 
@@ -60,6 +63,8 @@ class CompilerOptions:
     threads: int = 1
     explore: float = 0.2  # seconds of looking ahead per pattern
     backend: BackendChoice = "fsm"  # for patterns that are submitted without one
+    max_string: int | None = None  # most characters of a string that its schema lets be of any length
+    memory: int = 1 << 30  # bytes of ready grammars, past which those met longest ago are given up
 
 
 @dataclass
@@ -104,6 +109,7 @@ class Compiler:
         self.futures: dict[tuple[str, tuple[BackendName, ...]], Future[CompiledGrammar]] = {}
         # What became of a pattern (by fingerprint) with one backend: "auto" and "fsm" share it.
         self.outcomes: dict[tuple[str, BackendName], CompiledGrammar | InvalidGrammar] = {}
+        self.kept = KeptKeys(options.memory)
         self.lock = threading.Lock()
         self.queue: SimpleQueue[_Job | None] = SimpleQueue()
         self.closing = threading.Event()
@@ -115,8 +121,9 @@ class Compiler:
     def submit(self, kind: str, text: str, backend: BackendChoice | None = None) -> Future[CompiledGrammar]:
         """The grammar of a pattern, now or later; the same future for the same pattern and backend."""
         key = self.fingerprint(kind, text)
-        candidates = candidates_of(backend or self.options.backend, kind, self.options.strict)
+        candidates = candidates_of(backend or self.options.backend, kind, text, self.options.strict)
         with self.lock:
+            self.kept.meet(key)
             future = self.futures.get((key, candidates))
             if future is None:
                 future = self.futures[key, candidates] = Future()
@@ -128,11 +135,13 @@ class Compiler:
         with self.lock:
             self.futures.clear()
             self.outcomes.clear()
+            self.kept.clear()
 
     def fingerprint(self, kind: str, text: str) -> str:
         """sha256 hex over the pattern as it is written, what changes its language, and the vocabulary."""
         options = self.options
         parts = [FORMAT, kind, text, options.style, options.objects, str(options.strict)]
+        parts += [str(options.max_string)] if options.max_string is not None else []
         parts.append(self.vocabulary.fingerprint)
         return hashlib.sha256(json.dumps(parts).encode("utf-8", "surrogatepass")).hexdigest()
 
@@ -172,10 +181,48 @@ class Compiler:
             logger.exception("warming up failed")
         while (job := self.queue.get()) is not None and not self.closing.is_set():
             started = time.perf_counter()
-            self._run(job)
+            survived = False
+            try:
+                self._run(job)
+                self._make_room(job.key)
+                survived = True
+            finally:
+                if not survived:
+                    self._bury(job)
             with self.lock:
                 self.statistics.seconds += time.perf_counter() - started
         self.queue.put(None)  # for the next thread
+
+    def _bury(self, job: _Job) -> None:
+        """This thread is dying: its pattern's rows get the reason, and another thread takes the queue."""
+        self._settle(job, InvalidGrammar("internal error: the compiling thread died"))
+        self._start_thread()
+
+    def _make_room(self, newest: str) -> None:
+        """Give up the grammars met longest ago, past the limit; rows that have one keep it.
+
+        What is dropped is stored first, and loaded or compiled again where its pattern is met again.
+        """
+        with self.lock:
+            dropped = self.kept.add(newest, self._bytes_of)
+            gone = [(key, self.outcomes.get((key, "fsm"))) for key in dropped]
+            for known in [known for known in self.futures if known[0] in dropped] if dropped else ():
+                if self.futures[known].done():
+                    del self.futures[known]
+            for key in dropped:
+                for name in backends.BACKENDS:
+                    self.outcomes.pop((key, name), None)
+        for key, outcome in gone:
+            if isinstance(outcome, Grammar) and outcome.masks.walks:
+                self._store(key, outcome)
+
+    def _bytes_of(self, key: str) -> int:
+        outcomes = [self.outcomes.get((key, name)) for name in backends.BACKENDS]
+        return sum(
+            outcome.memory if isinstance(outcome, Grammar) else _FOREIGN_BYTES if _is_grammar(outcome) else 4096
+            for outcome in outcomes
+            if outcome is not None
+        )
 
     def _run(self, job: _Job) -> None:
         """Settle a job by the first of its candidates that takes the pattern."""
@@ -312,19 +359,34 @@ class Compiler:
             grammar.masks.walks = 0
 
 
-def candidates_of(choice: BackendChoice, kind: str, strict: bool = False) -> tuple[BackendName, ...]:
+def candidates_of(
+    choice: BackendChoice, kind: str, text: str, strict: bool = False
+) -> tuple[BackendName, ...]:
     """The backends to try, in order.
 
-    "auto" has a second one where it is installed; under `strict` no schema goes to one that vouches for
-    nothing.
+    "auto" has a second one where it is installed. But under `strict` no schema goes to one that vouches
+    for nothing, and a regular expression that Python does not know goes to none that reads it as Rust's.
     """
     if choice != "auto":
         return (choice,)
+    if kind == "regex" and not _is_python_regex(text):
+        return ("fsm",)
     return (
         ("fsm", FALLBACK)
         if backends.is_installed(FALLBACK) and not (strict and kind == "schema")
         else ("fsm",)
     )
+
+
+@lru_cache(maxsize=1024)
+def _is_python_regex(text: str) -> bool:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            re.compile(text)
+    except (re.error, RecursionError, OverflowError):
+        return False
+    return True
 
 
 def _refused_too(job: _Job, error: InvalidGrammar) -> InvalidGrammar:

@@ -13,13 +13,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from jfbatch.errors import GrammarError, InvalidGrammar
+from jfbatch.errors import GrammarError, InvalidGrammar, NothingMatches, UnsupportedSchema
 from jfbatch.grammar import expression as expressions
 from jfbatch.grammar.automaton import Automaton
 from jfbatch.grammar.counted import leaf_of
 from jfbatch.grammar.ebnf import grammar_to_rules
 from jfbatch.grammar.expression import RuleSet
-from jfbatch.grammar.json_schema import schema_to_rules
+from jfbatch.grammar.json_schema import CompiledSchema, schema_to_rules
 from jfbatch.grammar.json_schema.python_types import schema_of
 from jfbatch.grammar.masks import MaskTable
 from jfbatch.grammar.program import Program, compile_program
@@ -70,8 +70,9 @@ class Grammar:
         `objects` "closed" leaves undeclared properties out unless the schema asks for them, "open"
         lets them through wherever the specification does. Raises UnsupportedSchema.
         """
-        compiled = schema_to_rules(schema_of(schema), style=style, objects=objects, strict=strict)
-        program = _program(compiled.rules, vocabulary)
+        compiled, program = compile_schema(
+            schema_of(schema), style, objects, strict, vocabulary.unwritten_bytes
+        )
         return Grammar(program, vocabulary, compiled.unenforced, compiled.warnings)
 
     @staticmethod
@@ -134,6 +135,24 @@ class Grammar:
         if found is None:
             found = self._last[state] = self.automaton.is_last(state)
         return found
+
+
+def compile_schema(
+    schema: Any,
+    style: JsonStyle = "spaced",
+    objects: Objects = "closed",
+    strict: bool = False,
+    absent_bytes: Iterable[int] = (),
+) -> tuple[CompiledSchema, Program]:
+    """The rules of a schema and their program, before any vocabulary is looked at.
+
+    Raises UnsupportedSchema, also where no value can satisfy the schema, and GrammarTooLarge.
+    """
+    compiled = schema_to_rules(schema, style=style, objects=objects, strict=strict)
+    try:
+        return compiled, compile_program(compiled.rules, leaf_of, JSON_CHARACTER, absent_bytes)
+    except NothingMatches:
+        raise UnsupportedSchema("", "schema", "no value can satisfy it") from None
 
 
 def _program(rules: RuleSet, vocabulary: Vocabulary) -> Program:

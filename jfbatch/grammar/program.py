@@ -13,7 +13,7 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from jfbatch.errors import InvalidGrammar
+from jfbatch.errors import NothingMatches
 from jfbatch.grammar import opcodes
 from jfbatch.grammar.analysis import MAX_TEMPLATE, SET_OPERATIONS, Analysis, LeafCompiler
 from jfbatch.grammar.expression import (
@@ -50,7 +50,7 @@ def compile_program(
     `leaf` turns an Intersection or Difference into an explicit automaton (`language.Dfa`).
     `free_character` is the expression of one unconstrained character; repeats of it are marked.
     `absent_bytes` cannot be written (no token has them): texts with them are left out.
-    Raises InvalidGrammar if nothing matches, GrammarTooLarge past MAX_INSTRUCTIONS.
+    Raises NothingMatches if no text does, GrammarTooLarge past MAX_INSTRUCTIONS.
     """
     absent = ByteSet.of(absent_bytes).bits
     return _Compilation(grammar, leaf, free_character, absent, library_of(free_character, absent)).program()
@@ -81,7 +81,7 @@ class _Compilation:
         match = self.emit(opcodes.MATCH)
         self.ret = self.emit(opcodes.RETURN)
         if not self.facts.of(self.grammar.start).productive:
-            raise InvalidGrammar("nothing can match this pattern")
+            raise NothingMatches
         start = self.compile(self.grammar.start, match, -1)
         while self.pending:
             entry, body = self.pending.pop()

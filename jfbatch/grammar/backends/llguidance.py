@@ -46,7 +46,10 @@ CAPABILITIES = Capabilities(
     rollback="its own call; any number of tokens",
 )
 
-_HEADER = '%llguidance {"no_forcing": true}\n'
+_OURS = {"no_forcing": True}
+_OPTION_LINE = "%llguidance {}\n"
+_OPTIONS = re.compile(r"^[ \t]*%llguidance[ \t]*(.*)(?:\n|$)", re.MULTILINE)
+_HEADER = _OPTION_LINE.format(json.dumps(_OURS))
 _SEPARATORS = {"spaced": (", ", ": "), "compact": (",", ":")}
 # Where these stand, a subschema may be a part of a conjunction, and closing it could leave nothing.
 _JOINING = frozenset(
@@ -223,7 +226,19 @@ def grammar_text(kind: str, text: str, style: JsonStyle, objects: Objects) -> st
         lark = any_to_lark(text) if is_gbnf(text) else text
     except GbnfToLarkError as error:
         raise InvalidGrammar(f"llguidance: {one_line(str(error))}") from None
-    return lark if "%llguidance" in lark else _HEADER + lark
+    return _with_options(lark)
+
+
+def _with_options(lark: str) -> str:
+    """A Lark grammar whose options (a line "%llguidance {...}") have ours among them."""
+    given = _OPTIONS.search(lark)
+    if given is None:
+        return _HEADER + lark
+    try:
+        options = json.loads(given[1])
+    except ValueError:
+        raise InvalidGrammar("llguidance: what follows %llguidance is not JSON on one line") from None
+    return lark[: given.start()] + _OPTION_LINE.format(json.dumps({**options, **_OURS})) + lark[given.end() :]
 
 
 def closed(schema: Any) -> Any:

@@ -95,7 +95,7 @@ class OutlinesGrammar:
         self._lock = threading.Lock()
         self._masks: OrderedDict[int, NDArray[np.uint32]] = OrderedDict()
         self._forced: dict[int, bytes] = {}
-        self._next: dict[int, tuple[bytes, int]] | None = None  # state -> first step of a shortest ending
+        self._next: dict[int, tuple[bytes, int]] = {}  # state -> first step of a shortest ending, its target
         texts = vocabulary.token_bytes
         self._first_byte = np.array([text[0] if text else 0 for text in texts], np.uint8)
         self._single = {text[0]: id_ for id_, text in enumerate(texts) if text and len(text) == 1}
@@ -145,17 +145,18 @@ class OutlinesGrammar:
 
     def ending(self, state: int) -> bytes | None:
         """A shortest text from this state to a final one; None if there is none."""
-        with self._lock:
-            if self._next is None:
-                self._next = shortest_steps(self.index, self._steps())
         text = b""
         while not self.index.is_final_state(state):
+            with self._lock:
+                if state not in self._next:  # some are reached by longer tokens only
+                    self._next.update(shortest_steps(self.index, state, self._steps))
             if state not in self._next:
                 return None
             step, state = self._next[state]
             text += step
         return text
 
+    @cached_property
     def _steps(self) -> list[tuple[int, bytes]]:
         """Tokens that lead everywhere: single bytes, and all that hold a byte without a token of its own."""
         single = set(self._single)
@@ -208,13 +209,13 @@ class _Position:
         return _Position(self._grammar, self._states.copy())
 
 
-def shortest_steps(index: Index, steps: list[tuple[int, bytes]]) -> dict[int, tuple[bytes, int]]:
+def shortest_steps(index: Index, start: int, steps: list[tuple[int, bytes]]) -> dict[int, tuple[bytes, int]]:
     """For each state that `steps` (token ids and texts) reach: text and target of a step towards its end.
 
     Bellman-Ford over all states at once: as many rounds as the longest of the shortest ways has steps.
     """
-    states = [index.get_initial_state()]
-    number = {states[0]: 0}
+    states = [start]
+    number = {start: 0}
     edges = array("q")  # source, target, step; in the order of sources
     for source, state in enumerate(states):
         for step, (token_id, _) in enumerate(steps):

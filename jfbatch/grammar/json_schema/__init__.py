@@ -13,7 +13,6 @@ from jfbatch.errors import UnsupportedSchema, UsageError
 from jfbatch.grammar.expression import RuleSet
 from jfbatch.grammar.json_schema.compiler import SchemaCompiler
 from jfbatch.grammar.json_schema.layout import STYLES, Layout, Style
-from jfbatch.grammar.json_schema.productive import prune
 from jfbatch.grammar.json_schema.resolve import Resolver
 
 
@@ -37,7 +36,8 @@ def schema_to_rules(
 
     `objects`: "open" lets undeclared properties through where the schema does, "closed" only where the
     schema describes them. `strict` refuses a schema that would leave anything unenforced.
-    Raises UnsupportedSchema (with pointer and keyword) and GrammarTooLarge.
+    Parts without any text are left in: whether a value is possible at all is known once the rules are
+    compiled (`compile_program`). Raises UnsupportedSchema (with pointer and keyword) and GrammarTooLarge.
     """
     if style not in STYLES:
         raise UsageError(f"unknown JSON style {style!r}: one of {', '.join(STYLES)}")
@@ -45,9 +45,7 @@ def schema_to_rules(
         raise UsageError(f"objects must be open or closed, not {objects!r}")
     warnings: list[str] = []
     compiler = SchemaCompiler(Resolver(schema, warnings), Layout(style), objects)
-    rules = prune(RuleSet(compiler.compile(), compiler.rules))
-    if rules is None:
-        raise UnsupportedSchema("", "schema", "no value can satisfy it")
+    rules = RuleSet(compiler.compile(), compiler.rules)
     unenforced = tuple(compiler.unenforced)
     if strict and unenforced:
         pointer, _, keyword = unenforced[0].rpartition(": ")

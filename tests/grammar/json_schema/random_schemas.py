@@ -64,7 +64,8 @@ def _add(schema: dict[str, Any], keyword: str, source: random.Random, depth: int
         return random_schema(source, depth)
 
     if keyword == "type":
-        schema["type"] = source.choice(TYPES)
+        chosen = source.choice(TYPES)
+        schema["type"] = list(chosen) if isinstance(chosen, list) else chosen  # the caller may change it
     elif keyword == "enum":
         schema["enum"] = [random_value(source, 1) for _ in range(source.randrange(1, 4))]
     elif keyword == "const":

@@ -8,12 +8,9 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from jfbatch.errors import InvalidGrammar, UnsupportedSchema
+from jfbatch.errors import UnsupportedSchema
 from jfbatch.grammar.automaton import Automaton
-from jfbatch.grammar.counted import leaf_of
-from jfbatch.grammar.json_schema import schema_to_rules
-from jfbatch.grammar.json_schema.strings import JSON_CHARACTER
-from jfbatch.grammar.program import compile_program
+from jfbatch.grammar.grammar import compile_schema
 
 
 class SchemaLanguage:
@@ -25,14 +22,11 @@ class SchemaLanguage:
         self.warnings: tuple[str, ...] = ()
         self.automaton: Automaton | None = None
         try:
-            compiled = schema_to_rules(schema, style=style, objects=objects)  # type: ignore[arg-type]
+            compiled, program = compile_schema(schema, style, objects)  # type: ignore[arg-type]
             self.unenforced, self.warnings = compiled.unenforced, compiled.warnings
-            self.automaton = Automaton(compile_program(compiled.rules, leaf_of, JSON_CHARACTER))
+            self.automaton = Automaton(program)
         except UnsupportedSchema as error:
             if "no value can satisfy it" not in error.reason:
-                raise
-        except InvalidGrammar as error:
-            if "nothing can match" not in error.reason:
                 raise
 
     def takes_text(self, text: str) -> bool:

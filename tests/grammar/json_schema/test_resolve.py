@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from jfbatch.errors import UnsupportedSchema
+from jfbatch.grammar.grammar import compile_schema
 from jfbatch.grammar.json_schema import schema_to_rules
 from tests.grammar.json_schema.schema_language import SchemaLanguage
 
@@ -130,7 +131,7 @@ def test_a_recursive_anchor_leads_to_the_outermost_resource() -> None:
 )
 def test_a_schema_that_nothing_satisfies_is_refused(schema: Any) -> None:
     with pytest.raises(UnsupportedSchema, match="no value can satisfy it"):
-        schema_to_rules(schema)
+        compile_schema(schema)
 
 
 WRONG: list[tuple[Any, str]] = [

@@ -1,0 +1,74 @@
+"""What a wider step costs on this device, and how likely a draft must be to be worth its place in it.
+
+A step's time is about `fixed + per token * tokens`. A draft that comes true saves its row one step, that
+is one row's share of the fixed part; one that does not costs a token. So with n tokens in a step and a
+fixed part worth h tokens, a draft pays from a likelihood of n / (n + h) on. Only speed depends on this.
+"""
+
+from __future__ import annotations
+
+import torch
+
+# The fixed part in tokens before anything was measured: weights read, small kernels launched.
+_FIXED_CPU = 16.0
+_FIXED_ACCELERATOR = 400.0
+_LEAST, _MOST = 2.0, 4000.0
+_PRIOR_STEPS = 8.0
+_MEMORY = 200.0  # steps after which old ones count for little
+_OUTLIER = 3.0  # a step this many times slower than expected says nothing: something else ran
+_LOSS = 0.01  # share of the work that drafts may have cost in vain before they pause
+
+
+class Pace:
+    """Learns the fixed part from the steps' times, and keeps account of what drafts gave and cost.
+
+    Work is counted in tokens; a position with logits counts for `logits_share` more (the LM head).
+    """
+
+    def __init__(self, device: torch.device, logits_share: float) -> None:
+        self.logits_share = logits_share
+        self._prior = _FIXED_CPU if device.type == "cpu" else _FIXED_ACCELERATOR
+        self.fixed = self._prior
+        self._sums = [0.0] * 5  # of 1, work, seconds, work^2, work * seconds over the steps
+        self._per_token = 0.0  # seconds
+        self._last = 1.0  # work of the last step, without the fixed part
+        self.work = 0.0  # of all steps, fixed parts included
+        self.balance = 0.0  # work that drafts saved, less what they cost
+
+    def threshold(self, tokens: float) -> float:
+        """The least likelihood at which one more draft pays in a step of so many tokens; above 1: none."""
+        if self.balance < -_LOSS * self.work:
+            return 2.0
+        return tokens / (tokens + self.fixed)
+
+    def observe(self, tokens: int, logits: int, seconds: float) -> None:
+        """A step took this long."""
+        work = tokens + self.logits_share * logits
+        self._last = work
+        self.work += work + self.fixed
+        expected = self._per_token * (work + self.fixed)
+        if expected and seconds > _OUTLIER * expected:
+            return
+        keep = 1 - 1 / _MEMORY
+        for index, term in enumerate((1.0, work, seconds, work * work, work * seconds)):
+            self._sums[index] = self._sums[index] * keep + term
+        self._fit()
+
+    def _fit(self) -> None:
+        """Least squares over the steps seen, with a few more that cost as expected beforehand."""
+        count, work, seconds, squares, products = self._sums
+        prior = _PRIOR_STEPS / (count + _PRIOR_STEPS)
+        mean_work, mean_seconds = work / count, seconds / count
+        spread = squares / count - mean_work**2
+        expected = mean_seconds / (mean_work + self._prior)
+        if spread < (0.1 * mean_work) ** 2:  # steps of one size say nothing about others
+            self._per_token = expected
+            return
+        slope = (products / count - mean_work * mean_seconds) / spread
+        self._per_token = max(prior * expected + (1 - prior) * slope, 1e-12)
+        self.fixed = min(max(mean_seconds / self._per_token - mean_work, _LEAST), _MOST)
+
+    def settle(self, saved: int, lost: int) -> None:
+        """In the last step, drafts saved rows this many steps, and this many tokens were in vain."""
+        self.balance += saved * self.fixed / self._last - lost * (1 + self.logits_share)
+        self.balance = min(self.balance, _LOSS * self.work)  # old merits do not pay for new losses
