@@ -50,7 +50,13 @@ def check_job(config: RunConfig, json_file: Path | None = None) -> int:
     damaged input after printing.
     """
     check_settings(config)
-    reader = ReaderOptions(pattern=default_pattern(config), duplicate_ids=config.duplicate_ids)
+    reader = ReaderOptions(
+        pattern=default_pattern(config),
+        prompt_column=config.prompt_column,
+        schema_column=config.schema_column,
+        id_column=config.id_column,
+        duplicate_ids=config.duplicate_ids,
+    )
     check_inputs(config.inputs, reader)
     check_model_name(config.model)
     options = CompilerOptions(
@@ -60,6 +66,7 @@ def check_job(config: RunConfig, json_file: Path | None = None) -> int:
         timeout=config.compile_timeout,
         explore=0.0,
         backend=config.backend,
+        max_string=config.max_string,
     )
     damage: InputError | None = None
     with Compiler(_BYTES, options) as compiler:

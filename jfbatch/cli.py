@@ -91,6 +91,9 @@ _CHECKED = frozenset(
     {
         *(
             "inputs",
+            "prompt_column",
+            "schema_column",
+            "id_column",
             "duplicate_ids",
             "schema_file",
             "regex",
@@ -102,6 +105,7 @@ _CHECKED = frozenset(
         ),
         *(
             "strict",
+            "max_string",
             "compile_timeout",
             "cache_dir",
             "model",
@@ -148,7 +152,7 @@ def _metavar(annotation: Any) -> str:
 
 
 # Switches that are on by default read better as `--jump off` than as `--no-jump`.
-_ON_OR_OFF = frozenset({"jump", "drafts"})
+_ON_OR_OFF = frozenset({"jump", "drafts", "repetition_stop"})
 
 
 def _flag(setting: config.Setting) -> inspect.Parameter:

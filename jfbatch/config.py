@@ -65,9 +65,24 @@ class RunConfig(pydantic.BaseModel):
     # Input and output
     inputs: TextList = _setting((), "Input and output", "The files with the prompts; - is standard input.")
     output: Path | None = _setting(None, "Input and output", "The Parquet table to write.", "-o")
+    output_format: Literal["auto", "parquet", "jsonl", "openai"] = _setting(
+        "auto", "Input and output", "auto goes by the output's suffix; openai writes batch results."
+    )
+    prompt_column: str | None = _setting(
+        None, "Input and output", "The field or column with the prompt, if it is not called prompt."
+    )
+    schema_column: str | None = _setting(
+        None, "Input and output", "The field or column with the row's schema, if it is not called schema."
+    )
+    id_column: str | None = _setting(
+        None, "Input and output", "The field or column with the row's id, if it is not called id."
+    )
     keep: TextList = _setting((), "Input and output", "Further input fields to carry to the output.")
     flatten: bool = _setting(
         False, "Input and output", "Make each top-level property of the value a column of its own."
+    )
+    arrow_dates: bool = _setting(
+        False, "Input and output", "Give date, time and date-time strings their own Arrow types."
     )
     overwrite: bool = _setting(
         False, "Input and output", "Start anew where the output was made with different settings."
@@ -113,6 +128,9 @@ class RunConfig(pydantic.BaseModel):
         "Pattern",
         "Refuse a schema that cannot be enforced in full, instead of checking outputs after.",
     )
+    max_string: int | None = _setting(
+        None, "Pattern", "Most characters of a string without maxLength, pattern or format.", ge=1
+    )
     retries: int = _setting(
         2, "Pattern", "How often to sample again an output that fails the check afterwards.", ge=0
     )
@@ -139,6 +157,9 @@ class RunConfig(pydantic.BaseModel):
     max_tokens: int = _setting(512, "Sampling", "Most tokens of one output.", ge=1)
     temperature: float = _setting(0.0, "Sampling", "0 takes the likeliest token; above it, sample.", ge=0)
     seed: int = _setting(0, "Sampling", "Seed of sampling; an output depends on it and its row alone.")
+    repetition_stop: bool = _setting(
+        True, "Sampling", "End an output that repeats the same 20 tokens 8 times over (on or off)."
+    )
 
     # Speed
     device: str = _setting("auto", "Speed", "cpu, cuda, cuda:N, or auto: cuda where present.")

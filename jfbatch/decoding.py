@@ -91,6 +91,7 @@ def make_engine(config: RunConfig, loaded: LoadedModel, vocabulary: Vocabulary) 
         context_length=loaded.context_length,
         jump=config.jump,
         drafts=config.drafts,
+        repetition_stop=config.repetition_stop,
     )
     if config.kv_memory is not None:
         settings = replace(settings, kv_memory=config.kv_memory)
@@ -106,6 +107,7 @@ def compiler_options(config: RunConfig) -> CompilerOptions:
         timeout=config.compile_timeout,
         threads=config.compile_threads,
         backend=config.backend,
+        max_string=config.max_string,
     )
 
 

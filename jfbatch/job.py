@@ -51,15 +51,20 @@ def run(config: RunConfig) -> int:
         damage = decode(config, rows, outcomes, signals)
         if signals.received or outcomes.too_many_failures:
             store.commit()
+            code = signals.exit_code or 1
+            if config.summary_json:
+                outcomes.write_summary(config.summary_json, config, outcomes.counts, code, finished=False)
             progress.say(how_to_continue(config, outcomes))
-            return signals.exit_code or 1
+            return code
         finished = store.finish(make_columns(config, outcomes.shared_pattern))
     print_summary(outcomes.statistics(finished.statuses), plan.output, quiet=config.quiet)
+    code = 0 if outcomes.all_good(finished.statuses) else 1
     if config.summary_json:
-        outcomes.write_summary(config.summary_json, config, finished.statuses)
+        shown = code if damage is None else damage.exit_code
+        outcomes.write_summary(config.summary_json, config, finished.statuses, shown)
     if damage is not None:
         raise damage
-    return 0 if outcomes.all_good(finished.statuses) else 1
+    return code
 
 
 @dataclass(frozen=True)
@@ -84,6 +89,9 @@ def check(config: RunConfig) -> Plan:
     reader = ReaderOptions(
         keep=config.keep,
         pattern=pattern,
+        prompt_column=config.prompt_column,
+        schema_column=config.schema_column,
+        id_column=config.id_column,
         duplicate_ids=config.duplicate_ids,
         exclude=(str(config.output), f"{config.output}.parts", f"{config.output}.journal"),
     )
@@ -137,10 +145,12 @@ def check_with(backend: BackendName, config: RunConfig, pattern: Pattern) -> Non
     """Raise InvalidGrammar where a backend refuses the pattern, whatever the vocabulary."""
     style, objects = config.json_style, config.objects
     if backend != "fsm":
+        if config.max_string is not None and pattern.kind == "schema":
+            raise InvalidGrammar(f"{backend}: --max-string needs the backend fsm")
         check_supported(backend, pattern.kind, style, objects, config.strict)
         open_backend(backend, byte_vocabulary()).compile(pattern.kind, pattern.text, style, objects)
     elif pattern.kind == "schema":
-        compile_schema(pattern.schema, style, objects, config.strict)
+        compile_schema(pattern.schema, style, objects, config.strict, max_string=config.max_string)
     elif pattern.kind == "regex":
         regex_to_expression(pattern.text, dialect="python", alphabet=RAW_UTF8)
     elif pattern.kind == "grammar":
@@ -176,7 +186,9 @@ def read_grammar(path: Path) -> str:
 
 def make_columns(config: RunConfig, pattern: Pattern | None) -> Columns:
     """The table's columns, `pattern` being what all rows share."""
-    return Columns(pattern, config.flatten, config.keep, open_objects=config.objects == "open")
+    return Columns(
+        pattern, config.flatten, config.keep, config.arrow_dates, open_objects=config.objects == "open"
+    )
 
 
 def open_store(config: RunConfig, plan: Plan) -> Store:
@@ -187,6 +199,7 @@ def open_store(config: RunConfig, plan: Plan) -> Store:
         "pattern": plan.pattern.fingerprint if plan.pattern else "",
         "json-style": config.json_style,
         "objects": config.objects,
+        "max-string": str(config.max_string or ""),
         "backend": config.backend,
         "strict": str(config.strict),
         "system": config.system or "",
@@ -194,6 +207,7 @@ def open_store(config: RunConfig, plan: Plan) -> Store:
         "max-tokens": str(config.max_tokens),
         "temperature": str(config.temperature),
         "seed": str(config.seed),
+        "repetition-stop": str(config.repetition_stop),
     }
     return Store(
         plan.output,
@@ -204,6 +218,7 @@ def open_store(config: RunConfig, plan: Plan) -> Store:
         overwrite=config.overwrite,
         retry=None if config.retry == "none" else config.retry,
         keep_parts=config.keep_parts,
+        output_format=None if config.output_format == "auto" else config.output_format,
     )
 
 

@@ -61,7 +61,7 @@ class Outcomes:
         try:
             for row in rows:
                 read += 1
-                if row.error is None:
+                if row.error is None and len(self._patterns) < 2:  # more say nothing new
                     self._patterns.add(row.pattern)
                 with self._lock:
                     known = self.store.contains(row)
@@ -176,10 +176,17 @@ class Outcomes:
     def all_good(self, final: Mapping[str, int]) -> bool:
         return all(status in GOOD_STATUSES for status, count in final.items() if count)
 
-    def write_summary(self, path: Path, config: RunConfig, final: Mapping[str, int]) -> None:
-        """Counts, timings and settings as one JSON file. Raises OutputError."""
+    def write_summary(
+        self, path: Path, config: RunConfig, final: Mapping[str, int], exit_code: int, finished: bool = True
+    ) -> None:
+        """Counts, timings and settings as one JSON file. Raises OutputError.
+
+        `finished`: whether there is a table; if not, `final` counts the rows that this start settled.
+        """
         statistics = self.statistics(final)
         document = {
+            "exit_code": exit_code,
+            "finished": finished,
             "rows": dict(final),
             "statistics": {name: getattr(statistics, name) for name in statistics.__dataclass_fields__},
             "settings": json.loads(config.model_dump_json()),

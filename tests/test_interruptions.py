@@ -3,51 +3,39 @@
 from __future__ import annotations
 
 import json
+import random
+import shutil
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.run_command import Job, wait_until, write_lines
+from tests.run_command import Job, wait_until
+from tests.soak.kill_loop import COMPARED, compare, kill_after, prepare
 
 pytestmark = pytest.mark.slow
 
 ROWS = 90
-SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "properties": {"text": {"type": "string", "minLength": 20, "maxLength": 30}, "n": {"type": "integer"}},
-    "required": ["text", "n"],
-}
-COMPARED = ["id", "row", "status", "text", "value", "error", "prompt_tokens", "completion_tokens"]
+RANDOM_KILLS = 6
 
 
 @pytest.fixture(scope="module")
 def reference(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Job:
     """The job, finished without interruption."""
     job = Job(tmp_path_factory.mktemp("reference"), tiny_model, tmp_path_factory.mktemp("cache"))
-    prepare(job)
+    prepare(job, ROWS)
     assert len(job.run(None, *flags(job))) == ROWS
     return job
 
 
-def prepare(job: Job) -> None:
-    lines = [{"id": f"r{number}", "prompt": f"Tell me about {number}."} for number in range(ROWS)]
-    write_lines(job.input, lines)
-    (job.directory / "schema.json").write_text(json.dumps(SCHEMA))
-
-
 def flags(job: Job) -> list[str]:
-    schema = str(job.directory / "schema.json")
-    return ["--schema", schema, "--batch-size", "3", "--flush-rows", "3", "--max-tokens", "60"]
+    return prepare(job, ROWS)
 
 
 @pytest.fixture
 def job(reference: Job, tmp_path: Path) -> Job:
-    made = Job(tmp_path, reference.model, reference.cache)
-    prepare(made)
-    return made
+    return Job(tmp_path, reference.model, reference.cache)
 
 
 def parts(job: Job) -> int:
@@ -102,6 +90,24 @@ def test_a_killed_run_loses_only_what_was_not_committed(job: Job, reference: Job
         process.communicate(timeout=30)
     assert process.returncode == -signal.SIGKILL
     assert_continues_to_the_same_table(job, reference, at_least_kept=3 * moment)
+
+
+def test_killed_at_random_moments_and_continued_it_gives_the_same_table(job: Job, reference: Job) -> None:
+    chance = random.Random(20)
+    kills = starts = 0
+    longest = 8.0  # seconds; adapted to the machine: a start that gets to its end was given too many
+    while kills < RANDOM_KILLS and starts < 3 * RANDOM_KILLS:
+        starts += 1
+        if kill_after(job, flags(job), chance.uniform(0.2, longest)):
+            kills += 1
+            longest *= 1.0 if parts(job) else 1.3
+        else:
+            compare(job.table(), reference.table())
+            shutil.rmtree(job.directory)
+            job.directory.mkdir()
+            longest *= 0.8
+    assert kills == RANDOM_KILLS
+    assert_continues_to_the_same_table(job, reference, at_least_kept=0)
 
 
 def test_a_signal_before_the_model_is_loaded_ends_the_run_as_well(job: Job, reference: Job) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from jfbatch.engine.guesses import CONTEXT, Guess, Phrases, Prompt, Values
 from jfbatch.engine.retokenize import Retokenizer, Tokenization
@@ -20,9 +20,6 @@ LONGEST = 24  # draft tokens of a row
 _MOST_GROUPS = 256
 _GIVEN = "given"  # the source of tokens that a jump will make certain
 _FORCED = 0.99  # forced bytes come for sure, but the model may cut them otherwise
-# Expected shares before anything was measured, for how a copied piece was found and how it goes on.
-_FOUND = {"value 1": 0.5, "value 2": 0.8, "word 1": 0.3, "word 2": 0.6, "word 3": 0.7, "match 5": 0.85}
-_SHAPES = {"inside": 0.9, "next": 0.75, "over": 0.5}
 _PRIOR_WEIGHT = 4.0
 _MEMORY = 200.0  # decisions after which old ones count for little
 
@@ -38,6 +35,10 @@ class Trust:
         """The measured share of accepted guesses, drawn towards `prior`."""
         offered = self.offered.get(source, 0.0) + _PRIOR_WEIGHT
         return (self.accepted.get(source, 0.0) + prior * _PRIOR_WEIGHT) / offered
+
+    def measured(self, guess: Guess) -> Guess:
+        """The guess with what was measured of its source."""
+        return replace(guess, likely=self.share(guess.source, guess.likely))
 
     def record(self, source: str, accepted: bool) -> None:
         keep = 1 - 1 / _MEMORY
@@ -106,8 +107,7 @@ class Drafter:
                     break
                 guess = found
             if likely * guess.likely < threshold:
-                if guess.source:
-                    memory.watched = (len(walk.text), guess.source, guess.data)
+                memory.watched = (len(walk.text), guess.source, guess.data)
                 break
             likely *= guess.likely
             start = len(walk.text)
@@ -149,21 +149,13 @@ class Drafter:
             copied, found = place, "on"
         else:
             copied, found = prompt.after(text, text[value_start:])
+        guesses = [memory.group.phrases.guess(text)]
         if copied >= 0:
-            guess = values.go_on(kind, prompt, copied, found)
-            if guess is not None and guess.source:
-                guess = Guess(
-                    guess.data,
-                    self.trust.share(guess.source, _prior(found, guess.source)),
-                    guess.source,
-                    guess.place,
-                )
-        else:
-            guess = values.start(kind, prompt) if len(text) == value_start else None
-        phrase = memory.group.phrases.guess(text)
-        if guess is None or (phrase is not None and phrase.likely > guess.likely):
-            return phrase
-        return guess
+            guesses.append(values.go_on(kind, prompt, copied, found))
+        elif len(text) == value_start:
+            guesses.append(values.start(kind, prompt))
+        measured = [self.trust.measured(guess) for guess in guesses if guess is not None]
+        return max(measured, key=lambda guess: guess.likely, default=None)
 
     def _mark_given(self, walk: _Walk, start: int, sources: list[str]) -> None:
         """Name the tokens that jumps will make of the bytes forced after `start`: nobody chooses them."""
@@ -220,10 +212,6 @@ class Drafter:
             kind = bytes(text[max(memory.value_start - CONTEXT, 0) : memory.value_start])
             memory.group.values.learn(kind, bytes(text[memory.value_start : written]), memory.prompt)
             memory.value_start = len(text) + len(sequence.matcher.forced_bytes())
-
-
-def _prior(found: str, source: str) -> float:
-    return _FOUND.get(found, 0.9) * _SHAPES.get(source.rpartition(" ")[2], 0.8)
 
 
 class _Walk:

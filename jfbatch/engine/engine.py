@@ -20,10 +20,10 @@ from torch import Tensor
 
 from jfbatch.engine.drafts import LONGEST, Drafter
 from jfbatch.engine.jump import Jumper
-from jfbatch.engine.repetition import REPETITION, is_repeating
 from jfbatch.engine.pace import Pace
+from jfbatch.engine.repetition import REPETITION, is_repeating
 from jfbatch.engine.retokenize import Retokenizer, Tokenization
-from jfbatch.engine.runner import Runner
+from jfbatch.engine.runner import Runner, is_out_of_memory
 from jfbatch.engine.sampler import Draw, choose
 from jfbatch.engine.scheduler import Planned, Scheduler
 from jfbatch.engine.sequence import Completion, Reason, Request, Sequence
@@ -57,7 +57,8 @@ class EngineConfig:
     batch_size: most rows decoded together. kv_memory: bytes for K and V. prefill_chunk: most prompt
     tokens per step. context_length: most tokens, prompt and output, of one row. jump: let the
     grammar's forced bytes become tokens. drafts: let the next step verify likely tokens.
-    repetition_stop: end outputs that go round in circles. look_ahead: rows that wait, sorted, beyond those that run.
+    repetition_stop: end outputs that go round in circles. look_ahead: rows that wait, sorted, beyond
+    those that run.
     """
 
     batch_size: int = 64
@@ -230,17 +231,16 @@ class Engine:
     def _with_drafts(self, planned: list[Planned]) -> list[Planned]:
         """The plan again, after the rows that decide were given what is worth verifying on the way."""
         deciding = [part.sequence for part in planned if part.decides]
-        tokens = sum(len(part.segment.token_ids) - len(part.sequence.drafts) for part in planned)
-        work = tokens + self.runner.logits_share * len(deciding)
+        threshold = self._pace.threshold(len(deciding))
         for sequence in deciding:
-            self._drafter.draft(sequence, self._pace.threshold(work))
-            work += len(sequence.drafts) * (1 + self.runner.logits_share)
+            self._drafter.draft(sequence, threshold)
         return self._scheduler.plan()
 
     def _settle(self, windows: list[_Window]) -> None:
         """Account for what the step's drafts gave and cost."""
-        saved = sum(max(window.decisions - 1, 0) for window in windows)
-        self._pace.settle(saved, sum(window.lost for window in windows))
+        if windows:
+            saved = sum(max(window.decisions - 1, 0) for window in windows)
+            self._pace.settle(len(windows), saved, sum(window.lost for window in windows))
 
     def _forward(self, planned: list[Planned]) -> Tensor | None:
         """The step's logits; None if memory ran out and the rows wait to be started again."""
@@ -248,7 +248,7 @@ class Engine:
         try:
             logits = self.runner.forward([part.segment for part in planned])
         except RuntimeError as error:
-            if not _out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             logits = None
         if logits is None:  # outside the handler: its traceback would keep the step's tensors alive
@@ -425,10 +425,3 @@ def _ending_fault(needed: int | None, sequence: Sequence, room: int) -> str:
     if sequence.limit < sequence.request.max_tokens:
         return f"the shortest output needs {needed} tokens; the prompt leaves {room} of the model's context"
     return f"the shortest output needs {needed} tokens; max_tokens is {sequence.request.max_tokens}"
-
-
-def _out_of_memory(error: RuntimeError) -> bool:
-    """Whether torch says, on whatever device, that an allocation failed."""
-    if isinstance(error, torch.OutOfMemoryError):
-        return True
-    return "can't allocate memory" in str(error) or "not enough memory" in str(error)

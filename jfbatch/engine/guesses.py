@@ -15,6 +15,10 @@ _MOST_CONTEXTS = 20_000  # remembered per group
 _MOST_CUES = 12  # per kind of value
 _LONGEST_VALUE = 64  # bytes of a value that are looked for as a whole
 
+# Expected shares before anything was measured, for how a copied piece was found and how it goes on.
+_FOUND = {"value 1": 0.5, "value 2": 0.8, "word 1": 0.3, "word 2": 0.6, "word 3": 0.7, "match 5": 0.85}
+_SHAPES = {"inside": 0.9, "next": 0.75, "over": 0.5}
+
 _LETTERS = rb"A-Za-z0-9\x80-\xff"
 _WORD = re.compile(rb"[%b]+" % _LETTERS)
 _LAST_WORD = re.compile(rb"[%b]+\Z" % _LETTERS)
@@ -28,13 +32,13 @@ _CUES = (re.compile(rb"[%b]+[^%b]+\Z" % (_LETTERS, _LETTERS)), re.compile(rb"[^%
 class Guess:
     """Bytes that may come next, and how likely they are.
 
-    source: guesses of one source are equally good, and their share is measured; "" where `likely` was
-    counted for just this guess. place: where the prompt goes on after a copied piece, else -1.
+    source: how it was found; guesses of one source are about equally good, and how good is measured.
+    place: where the prompt goes on after a copied piece, else -1.
     """
 
     data: bytes
     likely: float
-    source: str = ""
+    source: str
     place: int = -1
 
 
@@ -103,7 +107,7 @@ class Phrases:
         if not following:
             return None
         data = max(following, key=following.__getitem__)
-        return Guess(data, following[data] / (sum(following.values()) + len(following)))
+        return _counted("phrase", data, following[data] / (sum(following.values()) + len(following)))
 
     def share(self, text: bytes, data: bytes, unknown: float) -> float:
         """How often `data` followed `text`; `unknown` counts as two times."""
@@ -135,7 +139,7 @@ class Values:
                 place += len(cue)
                 piece = prompt.piece(place)
                 if piece:
-                    best = Guess(piece, likely, place=place + len(piece))
+                    best = _counted("cue", piece, likely, place + len(piece))
         return best
 
     def go_on(self, kind: bytes, prompt: Prompt, place: int, found: str) -> Guess | None:
@@ -143,13 +147,14 @@ class Values:
         piece = prompt.piece(place)
         came = self._next.get((kind, prompt.text[place : place + 1]), {})
         if came:
-            total = sum(came.values()) + 1
+            total = sum(came.values()) + 2
             best = max(came, key=came.__getitem__)
             if best is not None:
-                return Guess(best, came[best] / total)
+                return _counted("closing", best, came[best] / total)
         if not piece:
             return None
-        return Guess(piece, 0.0, f"{found} {_shape(piece)}", place + len(piece))
+        likely = _FOUND.get(found, 0.9) * _SHAPES[_shape(piece)]
+        return Guess(piece, likely, f"{found} {_shape(piece)}", place + len(piece))
 
     def learn(self, kind: bytes, value: bytes, prompt: Prompt) -> None:
         """A row wrote `value`, then the grammar forced what followed."""
@@ -185,6 +190,11 @@ class Values:
             came = self._next.setdefault((kind, prompt.text[place : place + 1]), {})
             what = None if place < stop else closing
             came[what] = came.get(what, 0) + 1
+
+
+def _counted(kind: str, data: bytes, likely: float, place: int = -1) -> Guess:
+    """A guess whose likelihood was counted; how good such counts are is measured by eighths."""
+    return Guess(data, likely, f"{kind} {int(8 * likely)}", place)
 
 
 def _shape(piece: bytes) -> str:

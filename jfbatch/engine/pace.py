@@ -1,7 +1,7 @@
 """What a wider step costs on this device, and how likely a draft must be to be worth its place in it.
 
 A step's time is about `fixed + per token * tokens`. A draft that comes true saves its row one step, that
-is one row's share of the fixed part; one that does not costs a token. So with n tokens in a step and a
+is one row's share of the fixed part; one that does not costs a token. So with n rows in a step and a
 fixed part worth h tokens, a draft pays from a likelihood of n / (n + h) on. Only speed depends on this.
 """
 
@@ -16,7 +16,8 @@ _LEAST, _MOST = 2.0, 4000.0
 _PRIOR_STEPS = 8.0
 _MEMORY = 200.0  # steps after which old ones count for little
 _OUTLIER = 3.0  # a step this many times slower than expected says nothing: something else ran
-_LOSS = 0.01  # share of the work that drafts may have cost in vain before they pause
+_LOSS = 0.01  # share of the work that drafts may have cost in vain before they pause,
+_START = 4  # and fixed parts of steps on top of it, for what a run learns at its start
 
 
 class Pace:
@@ -31,20 +32,19 @@ class Pace:
         self.fixed = self._prior
         self._sums = [0.0] * 5  # of 1, work, seconds, work^2, work * seconds over the steps
         self._per_token = 0.0  # seconds
-        self._last = 1.0  # work of the last step, without the fixed part
         self.work = 0.0  # of all steps, fixed parts included
         self.balance = 0.0  # work that drafts saved, less what they cost
 
-    def threshold(self, tokens: float) -> float:
-        """The least likelihood at which one more draft pays in a step of so many tokens; above 1: none."""
-        if self.balance < -_LOSS * self.work:
+    def threshold(self, rows: int) -> float:
+        """The least likelihood at which a draft pays in a step that decides for `rows`; above 1: none."""
+        if self.balance < -_LOSS * self.work - _START * self.fixed:
             return 2.0
-        return tokens / (tokens + self.fixed)
+        cost = rows * (1 + self.logits_share)
+        return cost / (cost + self.fixed)
 
     def observe(self, tokens: int, logits: int, seconds: float) -> None:
         """A step took this long."""
         work = tokens + self.logits_share * logits
-        self._last = work
         self.work += work + self.fixed
         expected = self._per_token * (work + self.fixed)
         if expected and seconds > _OUTLIER * expected:
@@ -68,7 +68,7 @@ class Pace:
         self._per_token = max(prior * expected + (1 - prior) * slope, 1e-12)
         self.fixed = min(max(mean_seconds / self._per_token - mean_work, _LEAST), _MOST)
 
-    def settle(self, saved: int, lost: int) -> None:
-        """In the last step, drafts saved rows this many steps, and this many tokens were in vain."""
-        self.balance += saved * self.fixed / self._last - lost * (1 + self.logits_share)
+    def settle(self, rows: int, saved: int, lost: int) -> None:
+        """In a step that decided for `rows`, drafts saved `saved` of their steps; `lost` tokens were in vain."""
+        self.balance += saved * self.fixed / rows - lost * (1 + self.logits_share)
         self.balance = min(self.balance, _LOSS * self.work)  # old merits do not pay for new losses

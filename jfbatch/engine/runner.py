@@ -200,3 +200,10 @@ def _logits_share(model: Any) -> float:
     shared = {id(table.weight): table.weight.numel() for table in tables if table is not None}
     layers = sum(weight.numel() for weight in model.parameters() if id(weight) not in shared)
     return max(shared.values(), default=0) / max(layers, 1)
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether torch says, on whatever device, that an allocation failed."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    return "can't allocate memory" in str(error) or "not enough memory" in str(error)

@@ -189,8 +189,9 @@ def _segment(sequence: Sequence, count: int) -> Segment:
     first = sequence.cached
     logits = []
     if stop == len(sequence.token_ids):
-        choices = range(sequence.certain, len(sequence.token_ids) + 1)
+        choices = range(sequence.certain + 1, stop + 1)
         logits = [index - 1 - first for index in choices if index not in sequence.given]
+        logits.insert(0, sequence.certain - 1 - first)
     return Segment(sequence.slot, first, sequence.token_ids[first:stop], logits)
 
 

@@ -144,17 +144,18 @@ class Sequence:
         del self.text[self.ends[-1] if self.ends else 0 :]
 
     def set_drafts(self, drafts: SequenceOf[int], given: Iterable[int] = ()) -> None:
-        """Replace the drafts; `given` are indices among them. What the slot holds of them counts as cached."""
-        self.given = frozenset(self.certain + index for index in given)
+        """Replace the drafts; `given` are indices among them. What the slot holds of them is cached."""
         old = self.token_ids[self.certain :]
         same = 0
         while same < min(len(old), len(drafts)) and old[same] == drafts[same]:
             same += 1
         self._replace_drafts(drafts, self.certain + same)
+        self.given = frozenset(self.certain + index for index in given)
 
     def _replace_drafts(self, drafts: SequenceOf[int], agreed: int) -> None:
         """Replace the drafts; tokens before position `agreed` stay as they are."""
         self.token_ids[self.certain :] = drafts
+        self.given = frozenset()
         self.cached = min(self.cached, agreed)
         first = self.computed_start
         if self.cached < first:  # the tokens before them change: what was computed is of another text

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import random
 import re
 import sys
 import threading
@@ -18,15 +17,14 @@ import time
 import warnings
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from functools import cache, lru_cache
+from functools import lru_cache
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Literal
 
-import numpy as np
-
 from jfbatch.errors import GrammarTooLarge, InvalidGrammar, UnsupportedSchema
 from jfbatch.grammar import backends
+from jfbatch.grammar.ahead import explore_ahead, warm_up
 from jfbatch.grammar.backends.protocol import (
     Backend,
     BackendName,
@@ -48,6 +46,8 @@ FALLBACK: BackendName = "llguidance"
 """What "auto" tries where fsm refuses a pattern."""
 
 FORMAT = "jfbatch-grammar-1"
+_FOREIGN_BYTES = 256 * 1024  # an estimate: other engines do not say what a grammar takes
+_REFUSAL_BYTES = 4096  # with the pattern's job and future
 STACK_BYTES = 512 * 1024 * 1024  # of a compiling thread: virtual, touched only by deeply nested patterns
 RECURSION_LIMIT = 200_000
 
@@ -206,9 +206,10 @@ class Compiler:
         with self.lock:
             dropped = self.kept.add(newest, self._bytes_of)
             gone = [(key, self.outcomes.get((key, "fsm"))) for key in dropped]
-            for known in [known for known in self.futures if known[0] in dropped] if dropped else ():
-                if self.futures[known].done():
-                    del self.futures[known]
+            if dropped:
+                for known in [known for known in self.futures if known[0] in set(dropped)]:
+                    if self.futures[known].done():
+                        del self.futures[known]
             for key in dropped:
                 for name in backends.BACKENDS:
                     self.outcomes.pop((key, name), None)
@@ -217,12 +218,14 @@ class Compiler:
                 self._store(key, outcome)
 
     def _bytes_of(self, key: str) -> int:
-        outcomes = [self.outcomes.get((key, name)) for name in backends.BACKENDS]
-        return sum(
-            outcome.memory if isinstance(outcome, Grammar) else _FOREIGN_BYTES if _is_grammar(outcome) else 4096
-            for outcome in outcomes
-            if outcome is not None
-        )
+        size = 0
+        for name in backends.BACKENDS:
+            outcome = self.outcomes.get((key, name))
+            if isinstance(outcome, Grammar):
+                size += outcome.memory
+            elif outcome is not None:
+                size += _REFUSAL_BYTES if isinstance(outcome, InvalidGrammar) else _FOREIGN_BYTES
+        return size
 
     def _run(self, job: _Job) -> None:
         """Settle a job by the first of its candidates that takes the pattern."""
@@ -258,7 +261,7 @@ class Compiler:
                     self._load(job) or self._compile(job) if backend is None else self._make(job, backend)
                 )
         except InvalidGrammar as error:
-            outcome = error
+            outcome = error.with_traceback(None)  # whose frames would keep the schema in memory
         except RecursionError:
             outcome = GrammarTooLarge("the pattern nests too deep")
         except MemoryError:
@@ -297,7 +300,13 @@ class Compiler:
     def _compile(self, job: _Job) -> Grammar:
         options = self.options
         grammar = Grammar.from_pattern(
-            job.kind, job.text, self.vocabulary, options.style, options.objects, options.strict
+            job.kind,
+            job.text,
+            self.vocabulary,
+            options.style,
+            options.objects,
+            options.strict,
+            options.max_string,
         )
         grammar.matcher().token_mask()
         with self.lock:
@@ -308,6 +317,8 @@ class Compiler:
         """A pattern compiled by another engine."""
         options = self.options
         backends.check_supported(job.candidates[0], job.kind, options.style, options.objects, options.strict)
+        if options.max_string is not None and job.kind == "schema":
+            raise InvalidGrammar(f"{job.candidates[0]}: --max-string needs the backend fsm")
         grammar = backend.compile(job.kind, job.text, options.style, options.objects)
         grammar.matcher().token_mask()
         with self.lock:
@@ -397,60 +408,3 @@ def _refused_too(job: _Job, error: InvalidGrammar) -> InvalidGrammar:
     if isinstance(job.refused, UnsupportedSchema):
         return UnsupportedSchema(job.refused.path, job.refused.keyword, reason)
     return InvalidGrammar(reason)
-
-
-@cache
-def warm_up() -> None:
-    """Have numba compile, or load from its cache, the kernels that every pattern needs.
-
-    Once per installation this takes tens of seconds; no pattern's time limit shall pay for it.
-    """
-    strings = {  # a length alone, with a small pattern, with one that is worth counting, and two patterns
-        "a": {"type": "string", "maxLength": 5},
-        "b": {"type": "string", "maxLength": 5, "pattern": "^a"},
-        "c": {"type": "string", "maxLength": 5000, "pattern": "^([a-z]+ )*b$"},
-        "d": {"allOf": [{"type": "string", "pattern": "a"}, {"pattern": "b"}]},
-    }
-    schema = {"type": "object", "properties": strings, "required": list(strings)}
-    tokens = [*(bytes([byte]) for byte in range(128)), b"longer than a", None]
-    grammar = Grammar.from_json_schema(schema, Vocabulary.from_tokens(tokens, end_ids=[129]))
-    matcher = grammar.matcher()
-    for byte in b'{"a": "ab", "b": "ab", "c": "b", "d": "ab"}':
-        matcher.token_mask()
-        matcher.forced_bytes()
-        matcher.accept_token(byte)
-        matcher.shortest_ending()
-        matcher.is_finished()
-    grammar.automaton.advance_afresh(grammar.automaton.start, b"{")
-    grammar.automaton.explore(100)
-
-
-def explore_ahead(grammar: Grammar, seconds: float, stop: threading.Event | None = None) -> None:
-    """Make the masks that decoding will ask for: random texts of the grammar, token by token.
-
-    Forced bytes are taken at once as the engine would; ends when time is up, when five texts in a
-    row met no new mask, or when `stop` is set. Raises GrammarTooLarge if the grammar outgrows memory.
-    """
-    chance = random.Random(0)
-    end = time.monotonic() + seconds
-    automaton, masks, vocabulary = grammar.automaton, grammar.masks, grammar.vocabulary
-    idle = 0
-    while idle < 5:
-        state, walks = automaton.start, masks.walks
-        for length in range(256):
-            if time.monotonic() > end or (stop is not None and stop.is_set()):
-                return
-            mask = masks.mask(state)
-            forced = grammar.forced(state)
-            ending = automaton.shortest_ending(state) if length > 24 and chance.random() < 0.5 else b""
-            if forced:
-                state = automaton.advance(state, forced)
-            elif ending:
-                state = automaton.advance(state, ending[:1])
-            else:
-                allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
-                data = vocabulary.token_bytes[int(chance.choice(allowed))] if len(allowed) else None
-                if data is None:  # an end token, or nothing
-                    break
-                state = automaton.advance(state, data)
-        idle = idle + 1 if masks.walks == walks else 0

@@ -63,15 +63,17 @@ class Grammar:
         style: JsonStyle = "spaced",
         objects: Objects = "closed",
         strict: bool = False,
+        max_string: int | None = None,
     ) -> Grammar:
         """The JSON texts a schema allows, in one fixed layout.
 
         `schema` is a JSON Schema, or a pydantic model or dataclass, whose schema is then taken.
         `objects` "closed" leaves undeclared properties out unless the schema asks for them, "open"
-        lets them through wherever the specification does. Raises UnsupportedSchema.
+        lets them through wherever the specification does. `max_string` is the most characters of strings
+        that the schema lets be of any length. Raises UnsupportedSchema.
         """
         compiled, program = compile_schema(
-            schema_of(schema), style, objects, strict, vocabulary.unwritten_bytes
+            schema_of(schema), style, objects, strict, vocabulary.unwritten_bytes, max_string
         )
         return Grammar(program, vocabulary, compiled.unenforced, compiled.warnings)
 
@@ -102,10 +104,11 @@ class Grammar:
         style: JsonStyle = "spaced",
         objects: Objects = "closed",
         strict: bool = False,
+        max_string: int | None = None,
     ) -> Grammar:
         """A pattern as rows carry it: its kind, and its text (JSON for a schema and a choice)."""
         if kind == "schema":
-            return Grammar.from_json_schema(json.loads(text), vocabulary, style, objects, strict)
+            return Grammar.from_json_schema(json.loads(text), vocabulary, style, objects, strict, max_string)
         if kind == "regex":
             return Grammar.from_regex(text, vocabulary)
         if kind == "choice":
@@ -115,6 +118,12 @@ class Grammar:
         raise InvalidGrammar(
             f"patterns of kind {kind!r} are not known: schema, regex, choice and grammar are"
         )
+
+    @property
+    def memory(self) -> int:
+        """Bytes it takes, about: its automaton's arrays and masks so far, and what Python adds."""
+        arrays = sum(array.nbytes for array in self.automaton.store)
+        return 65_536 + arrays + len(self.masks.masks) * 4 * self.vocabulary.words
 
     def matcher(self) -> AutomatonMatcher:
         """A new position at the start of an output."""
@@ -143,12 +152,13 @@ def compile_schema(
     objects: Objects = "closed",
     strict: bool = False,
     absent_bytes: Iterable[int] = (),
+    max_string: int | None = None,
 ) -> tuple[CompiledSchema, Program]:
     """The rules of a schema and their program, before any vocabulary is looked at.
 
     Raises UnsupportedSchema, also where no value can satisfy the schema, and GrammarTooLarge.
     """
-    compiled = schema_to_rules(schema, style=style, objects=objects, strict=strict)
+    compiled = schema_to_rules(schema, style=style, objects=objects, strict=strict, max_string=max_string)
     try:
         return compiled, compile_program(compiled.rules, leaf_of, JSON_CHARACTER, absent_bytes)
     except NothingMatches:

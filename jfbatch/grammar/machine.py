@@ -280,7 +280,8 @@ def fill_row(code: Code, store: Store, state: int) -> int:
     """Compute the transitions of a state for all byte classes.
 
     Classes that move the same threads the same way share one closure: they are told apart by a
-    64-bit sum over (thread, target). Cost: threads x classes + one closure per distinct class.
+    64-bit sum over (thread, target). Cost: threads x classes + one closure per distinct class. The row
+    is written as a whole, so that none is half known after an answer other than OK.
     """
     classes = store.rows.shape[1]
     first = store.thread_first[state]
@@ -302,9 +303,9 @@ def fill_row(code: Code, store: Store, state: int) -> int:
                     signature[c] += mix(
                         np.uint64(i - first + 1) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(row[c] + 1)
                     )
+    made = np.full(classes, DEAD, np.int32)
     for c in range(classes):
         if signature[c] == 0:
-            store.rows[state, c] = DEAD
             continue
         known = -1
         for d in range(c):
@@ -312,7 +313,7 @@ def fill_row(code: Code, store: Store, state: int) -> int:
                 known = d
                 break
         if known >= 0:
-            store.rows[state, c] = store.rows[state, known]
+            made[c] = made[known]
             continue
         store.meta[EPOCH] += 1
         store.meta[CLOSED] = 0
@@ -344,7 +345,8 @@ def fill_row(code: Code, store: Store, state: int) -> int:
         target = intern_state(code, store)
         if target < 0:
             return -target
-        store.rows[state, c] = target
+        made[c] = target
+    store.rows[state, :] = made
     return OK
 
 

@@ -156,3 +156,11 @@ def test_exploring_reports_whether_all_states_were_met() -> None:
     assert finite.explore(1000)
     assert finite.state_count == 21
     assert not automaton_of(Repeat(literal("ab"), 0, 1000)).explore(100)
+
+
+def test_forced_bytes_do_not_end_where_the_store_grows() -> None:
+    text = b"all of it is forced, whatever the room " * 8
+    automaton = automaton_of(literal(text.decode()))
+    for length in range(len(text)):
+        state = automaton.advance(automaton.start, text[:length])
+        assert automaton.forced(state) == text[length:], length

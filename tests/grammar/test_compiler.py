@@ -10,8 +10,9 @@ import pytest
 
 from jfbatch.errors import GrammarTooLarge, InvalidGrammar
 from jfbatch.grammar import compiler as compiler_module
+from jfbatch.grammar.ahead import explore_ahead
 from jfbatch.grammar.cache import GrammarCache
-from jfbatch.grammar.compiler import Compiler, CompilerOptions, explore_ahead
+from jfbatch.grammar.compiler import Compiler, CompilerOptions
 from jfbatch.grammar.deadline import check_deadline, deadline
 from jfbatch.grammar.grammar import Grammar
 from jfbatch.grammar.vocabulary import Vocabulary
@@ -19,7 +20,7 @@ from jfbatch.grammar.vocabulary import Vocabulary
 BYTES = [bytes([byte]) for byte in range(256)]
 
 
-@pytest.fixture()
+@pytest.fixture
 def vocabulary() -> Vocabulary:
     return Vocabulary.from_tokens([*BYTES, b"ab"], end_ids=[257], size=258)
 
@@ -107,7 +108,7 @@ def test_a_second_run_loads_instead_of_compiling(vocabulary: Vocabulary, tmp_pat
             for token in b"abac":
                 matcher.accept_token(token)
             assert matcher.is_finished()
-            wait_until(lambda: compiler.queue.empty())  # noqa: B023
+            wait_until(lambda: compiler.queue.empty())
             assert (compiler.statistics.compiled, compiler.statistics.loaded) == (1 - turn, turn)
 
 

@@ -132,9 +132,9 @@ DISAGREEMENTS = (
     ),
     _entry(
         "schema",
-        {"type": "array", "contains": {"const": 1}},
+        {"type": "array", "items": {"type": "integer"}, "contains": {"const": 1}},
         "[2]",
-        "o:fx",
+        "xo:f",
         "refuse",
         "contains is passed over",
     ),

@@ -76,8 +76,8 @@ class Endings:
             if self._start is None:
                 walk = self._make_twin()
                 self.first = self.from_oracle(b"", walk)
-                if self.first is None:
-                    self.first = search(walk)
+                if self.first is None and (found := search(walk)) is not None:
+                    self.first = shortened(walk, found)
                 self._start = walk
             return self._start
 
@@ -199,6 +199,25 @@ def search(start: ByteWalk, last: bytes = b"") -> bytes | None:
                 price = _FORCED if len(allowed) == 1 else _AGAIN if after == allowed else _CHOICE
                 heapq.heappush(heap, (cost + price, next(order), child, text + bytes([byte])))
     return None
+
+
+def shortened(start: ByteWalk, ending: bytes) -> bytes:
+    """The ending without all pieces, longest first, that can be left out one after another.
+
+    A search counts choices more than bytes; this makes up for it where there is time, in O(length^2) calls.
+    """
+    length, calls = len(ending) - 1, 0
+    while length > 0 and calls < MOST_STEPS:
+        for at in range(len(ending) - length + 1):
+            calls += 1
+            rest = ending[:at] + ending[at + length :]
+            if start.completes(rest):
+                ending = rest
+                break
+        else:
+            length -= 1
+        length = min(length, len(ending))
+    return ending
 
 
 def _parts(last: bytes, allowed: bytes) -> Iterator[bytes]:

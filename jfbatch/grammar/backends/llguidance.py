@@ -220,11 +220,11 @@ def grammar_text(kind: str, text: str, style: JsonStyle, objects: Objects) -> st
         return f"{_HEADER}start: /{_lark_regex(text)}/\n"
     if kind == "choice":
         return f"{_HEADER}start: /{_lark_regex('|'.join(map(literal_regex, json.loads(text))))}/\n"
-    from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
+    from llguidance import grammar_from
 
     try:
-        lark = any_to_lark(text) if is_gbnf(text) else text
-    except GbnfToLarkError as error:
+        lark = grammar_from("gbnf", text) if is_gbnf(text) else text
+    except ValueError as error:
         raise InvalidGrammar(f"llguidance: {one_line(str(error))}") from None
     return _with_options(lark)
 

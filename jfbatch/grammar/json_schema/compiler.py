@@ -8,6 +8,7 @@ however deep the schema, and a recursive schema meets its own rule again.
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from typing import Any
 
 from jfbatch.errors import GrammarTooLarge
@@ -38,11 +39,14 @@ recursive schema has no end of them."""
 class SchemaCompiler:
     """Turns the nodes of one document into rules."""
 
-    def __init__(self, resolver: Resolver, layout: Layout, objects: str) -> None:
+    def __init__(
+        self, resolver: Resolver, layout: Layout, objects: str, max_string: int | None = None
+    ) -> None:
         self.resolver = resolver
         self.merger = Merger(resolver)
         self.layout = layout
         self.objects = objects
+        self.max_string = max_string
         self.rules: dict[str, Expression] = {}
         self.unenforced: dict[str, None] = {}
         self.warnings: dict[str, None] = {}
@@ -100,11 +104,21 @@ class SchemaCompiler:
                 self.warnings[f"format {name!r} is unknown and checks nothing"] = None
         for label in excluded_left_over(shape, shape.types & (ARRAY | OBJECT)):
             self.leave_to_check(label)
-        parts = scalar_expressions(self.merger, shape, self.leave_to_check)
+        parts = scalar_expressions(self.merger, self._with_bounded_string(shape), self.leave_to_check)
         for kind, word in ((ARRAY, "array"), (OBJECT, "object")):
             if shape.types & kind:
                 parts.append(self._container(word, kind, shape, depth))
         return parts
+
+    def _with_bounded_string(self, shape: Shape) -> Shape:
+        """The shape, its strings at most `max_string` long if nothing else bounds or describes them."""
+        facts = shape.string
+        described = facts.patterns or any(is_known_format(name) for name in facts.formats)
+        if self.max_string is None or facts.max_length is not None or described:
+            return shape
+        bounded = shape.copy()
+        bounded.string = replace(facts, max_length=max(self.max_string, facts.min_length))
+        return bounded
 
     def _is_too_deep(self, conjunction: frozenset[Atom], depth: int) -> bool:
         depths = self._depths.setdefault(conjunction, set())
