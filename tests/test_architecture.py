@@ -10,7 +10,7 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "jfbatch"
 MODULES = sorted(SOURCE.rglob("*.py"))
-MOST_LINES = 430
+MOST_LINES = 450
 
 
 def name_of(path: Path) -> str:

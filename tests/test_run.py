@@ -248,6 +248,37 @@ def test_an_output_cut_by_max_tokens_is_completed(job: Job) -> None:
     assert all(set(row["value"]) == {"note"} and row["completion_tokens"] <= 14 for row in rows)
 
 
+def test_max_string_bounds_free_strings_and_belongs_to_the_settings(
+    job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "free.schema.json"
+    path.write_text(json.dumps({"type": "array", "items": {"type": "string"}, "minItems": 2, "maxItems": 2}))
+    flags = ("--schema", path, "--max-tokens", "200")
+    rows = job.run(prompts(3), *flags, "--max-string", "6")
+    assert all(row["status"] == "ok" and len(text) <= 6 for row in rows for text in row["value"])
+    assert job.start(None, *flags) == 2
+    assert "max-string (was" in capsys.readouterr().err
+
+
+def test_columns_are_named_and_results_are_written_as_openai_batches(job: Job) -> None:
+    source, output = job.directory / "rows.csv", job.directory / "results.jsonl"
+    source.write_text("key,question\nfirst,Who is it?\nsecond,And who is that?\n")
+    named = ("--prompt-column", "question", "--id-column", "key", "--choice", "a,b")
+    settings = ("--model", job.model, "--cache-dir", job.cache, "--output-format", "openai")
+    assert invoke("run", source, "-o", output, *named, *settings) == 0
+    lines = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [line["custom_id"] for line in lines] == ["first", "second"]
+    contents = {line["response"]["body"]["choices"][0]["message"]["content"] for line in lines}
+    assert contents <= {"a", "b"}
+
+
+def test_dates_get_arrow_types_where_that_is_asked_for(job: Job, tmp_path: Path) -> None:
+    path = tmp_path / "date.schema.json"
+    path.write_text(json.dumps({"type": "string", "format": "date"}))
+    job.run(prompts(2), "--schema", path, "--arrow-dates")
+    assert job.table().schema.field("value").type == pa.date32()
+
+
 def test_an_output_that_fails_its_check_is_sampled_again(job: Job) -> None:
     pair = {
         "type": "array",
@@ -457,8 +488,12 @@ def test_max_failures_ends_the_run_and_the_same_command_continues(
     bad = {"regex": "far longer than a token", "max_tokens": 1}
     lines = [{"id": f"r{n}", "prompt": f"{n}", **(bad if n % 3 == 0 else {})} for n in range(150)]
     flags = ("--choice", "a,b", "--flush-rows", "4", "--batch-size", "2")
-    assert job.start(lines, *flags, "--max-failures", "3") == 1
+    summary = job.directory / "summary.json"
+    assert job.start(lines, *flags, "--max-failures", "3", "--summary-json", summary) == 1
     assert not job.output.exists()
+    document = json.loads(summary.read_text())
+    assert (document["exit_code"], document["finished"]) == (1, False)
+    assert document["rows"]["failed"] >= 3
     assert "continues" in capsys.readouterr().err
     rows = job.run(None, *flags, code=1)
     assert [row["id"] for row in rows] == [f"r{n}" for n in range(150)]
@@ -480,6 +515,7 @@ def test_the_summary_and_the_grammar_cache(
     assert re.search(r"patterns +2 compiled, 0 loaded from the cache", captured.err)
     assert str(fresh.output) in captured.err
     document = json.loads(summary.read_text())
+    assert (document["exit_code"], document["finished"]) == (0, True)
     assert document["rows"]["ok"] == 3
     assert document["statistics"]["patterns_compiled"] == 2
     assert document["statistics"]["sampled_tokens"] > 0

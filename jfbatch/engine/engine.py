@@ -32,6 +32,7 @@ from jfbatch.errors import GrammarError, JfbatchError
 logger = logging.getLogger(__name__)
 
 _IDLE_SECONDS = 0.05
+_MOST_IDLE_STEPS = 50
 
 
 class RequestSource(Protocol):
@@ -139,6 +140,8 @@ class Engine:
         self._finished: list[Completion] = []
         self._retiring: list[Sequence] = []
         self._stopped = False
+        self._place: tuple[int, int, int] | None = None
+        self._standstill = 0  # steps since the running rows last moved
         self._ran_out_alone: set[str] = set()  # keys of rows for which memory ran out with no other running
 
     def stop(self) -> None:
@@ -170,9 +173,20 @@ class Engine:
         while undecided := [window for window in windows if window.row is not None]:
             self._decide(undecided, logits)
         self._settle(windows)
+        self._give_up_on_a_standstill()
         self._scheduler.retire(self._retiring)
         self._retiring.clear()
         self.statistics.shared_tokens = self._scheduler.shared_tokens
+
+    def _give_up_on_a_standstill(self) -> None:
+        """Fail the running rows if none has moved for many steps: a fault must not run for ever."""
+        running = self._scheduler.running
+        place = (len(running), sum(row.certain for row in running), sum(row.cached for row in running))
+        self._standstill = self._standstill + 1 if place == self._place else 0
+        self._place = place
+        if self._standstill >= _MOST_IDLE_STEPS:
+            for row in [row for row in running if row not in self._retiring]:
+                self._finish(row, "failed", "internal error: the engine made no progress on this row")
 
     def _hand_over(self) -> Iterator[Completion]:
         finished, self._finished = self._finished, []

@@ -199,7 +199,7 @@ def _logits_share(model: Any) -> float:
     tables = [model.get_input_embeddings(), model.get_output_embeddings()]
     shared = {id(table.weight): table.weight.numel() for table in tables if table is not None}
     layers = sum(weight.numel() for weight in model.parameters() if id(weight) not in shared)
-    return max(shared.values(), default=0) / max(layers, 1)
+    return float(max(shared.values(), default=0) / max(layers, 1))
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:

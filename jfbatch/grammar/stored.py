@@ -21,7 +21,7 @@ from jfbatch.grammar.listing import Code
 from jfbatch.grammar.program import Program
 from jfbatch.grammar.vocabulary import Vocabulary
 
-FORMAT = 1
+FORMAT = 2
 MAX_MASKS = 1024
 MAX_BYTES = 1 << 30  # of an entry once decompressed
 

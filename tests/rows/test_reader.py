@@ -275,6 +275,25 @@ def test_later_rows_with_the_same_id_are_invalid_and_name_both_places(tmp_path: 
     assert kept[1].content != second.content
 
 
+def test_a_row_may_choose_its_backend(tmp_path: Path) -> None:
+    assert read_one(tmp_path, {"prompt": "p"}).backend is None
+    assert read_one(tmp_path, {"prompt": "p", "backend": None}).backend is None
+    for name in ("auto", "fsm", "llguidance", "xgrammar", "outlines"):
+        assert read_one(tmp_path, {"prompt": "p", "backend": name}).backend == name
+    batch = {
+        "custom_id": "a",
+        "body": {"messages": [{"role": "user", "content": "p"}], "backend": "xgrammar"},
+    }
+    assert read_one(tmp_path, batch).backend == "xgrammar"
+
+
+@pytest.mark.parametrize("value", ["XGrammar", "", "guidance", 1, True, ["fsm"], {"name": "fsm"}])
+def test_a_backend_that_is_not_known_makes_the_row_invalid(tmp_path: Path, value: Any) -> None:
+    row = read_one(tmp_path, {"prompt": "p", "backend": value})
+    assert row.error is not None
+    assert "one.jsonl:1:17: backend must be one of auto, fsm, llguidance, xgrammar, outlines" in row.error
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -282,6 +301,7 @@ def test_later_rows_with_the_same_id_are_invalid_and_name_both_places(tmp_path: 
         {"max_tokens": 4},
         {"temperature": 0.1},
         {"seed": 1},
+        {"backend": "fsm"},
         {"schema": {}},
         {"regex": "a"},
         {"tag": 1},

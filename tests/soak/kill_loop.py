@@ -21,6 +21,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from jfbatch.config import default_cache_directory
 from tests.run_command import Job, write_lines
 from tests.tiny_model import save_tiny_model
 
@@ -30,7 +31,7 @@ SCHEMA: dict[str, Any] = {
     "required": ["text", "n"],
 }
 COMPARED = ["id", "row", "status", "text", "value", "error", "prompt_tokens", "completion_tokens"]
-ROWS = 24
+ROWS = 12
 MOST_KILLS = 3  # on the way to one table
 
 
@@ -51,9 +52,12 @@ def run_to_the_end(job: Job, flags: Sequence[str]) -> float:
     return time.monotonic() - started
 
 
-def kill_after(job: Job, flags: Sequence[str], seconds: float) -> bool:
-    """Start the command and kill it; False if it was done before."""
+def kill_after(job: Job, flags: Sequence[str], seconds: float, after_commit: bool = False) -> bool:
+    """Start the command and kill it, `seconds` after its start or its first commit; False if it was done."""
+    before = committed(job)
     process = job.process(*flags)
+    while after_commit and process.poll() is None and committed(job) <= before:
+        time.sleep(0.01)
     try:
         _, stderr = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
@@ -81,13 +85,15 @@ def committed(job: Job) -> int:
 
 def loop(kills: int, model: str, seed: int, directory: Path) -> None:
     chance = random.Random(seed)
+    cache = default_cache_directory()  # which holds the demo model ready to load
     if model == "tiny":
+        cache = directory / "cache"
         save_tiny_model(directory / "model")
         model = str(directory / "model")
     jobs = []
     for name in ("reference", "killed"):
         (directory / name).mkdir()
-        jobs.append(Job(directory / name, model, directory / "cache"))
+        jobs.append(Job(directory / name, model, cache))
     reference, job = jobs
     flags = prepare(reference, ROWS)
     run_to_the_end(reference, flags)
@@ -99,8 +105,9 @@ def loop(kills: int, model: str, seed: int, directory: Path) -> None:
     while done < kills:
         flags = prepare(job, ROWS)
         for _ in range(chance.randint(1, min(MOST_KILLS, kills - done))):
-            moment = chance.uniform(0, length)
-            if not kill_after(job, flags, moment):
+            after_commit = chance.random() < 0.6  # most of a short run is its start
+            moment = chance.uniform(0, length * (0.2 if after_commit else 1.0))
+            if not kill_after(job, flags, moment, after_commit):
                 break
             done += 1
             print(f"kill {done} of {kills} after {moment:.2f} s, {committed(job)} parts", flush=True)

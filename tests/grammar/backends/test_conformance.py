@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ from tests.grammar.backends.engines import (
     ALL,
     CONTROL_IDS,
     END_IDS,
+    FOREIGN,
     INSTALLED,
     TEXTS,
     VOCABULARY,
@@ -341,6 +344,34 @@ def test_recursion_is_as_deep_as_is_said(name: BackendName) -> None:
     else:
         with pytest.raises(InvalidGrammar, match=r"Ref rec"):
             compiled(name, "schema", tree)
+
+
+DATA = os.environ.get("JFBATCH_TEST_DATA")
+TOKENIZERS = Path(DATA or "nowhere") / "tokenizers"
+
+
+@cache
+def real_vocabulary(tokenizer: str) -> Vocabulary:
+    return Vocabulary.from_file(TOKENIZERS / tokenizer / "tokenizer.json.gz")
+
+
+@pytest.mark.skipif(not TOKENIZERS.is_dir(), reason="JFBATCH_TEST_DATA names no directory with tokenizers")
+@pytest.mark.parametrize("tokenizer", ["llama3", "qwen3", "gemma3", "gptoss"])
+@pytest.mark.parametrize("name", FOREIGN)
+def test_masks_over_a_real_tokenizer_are_those_of_our_own(name: BackendName, tokenizer: str) -> None:
+    vocabulary = real_vocabulary(tokenizer)
+    pattern = "(the |[a-z]{1,3}=)[0-9]{2,4}(é|ü)?;"
+    matchers = [
+        compiled(backend, "regex", pattern, vocabulary=vocabulary).matcher() for backend in ("fsm", name)
+    ]
+    chance = random.Random(0)
+    while not matchers[0].is_finished():
+        ours, theirs = (matcher.token_mask() for matcher in matchers)
+        assert np.array_equal(ours, theirs)
+        token_id = chance.choice(ids(ours))
+        for matcher in matchers:
+            matcher.accept_token(token_id)
+    assert matchers[1].is_finished()
 
 
 def test_our_own_backend_is_always_there() -> None:
