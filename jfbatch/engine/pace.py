@@ -69,6 +69,6 @@ class Pace:
         self.fixed = min(max(mean_seconds / self._per_token - mean_work, _LEAST), _MOST)
 
     def settle(self, rows: int, saved: int, lost: int) -> None:
-        """In a step that decided for `rows`, drafts saved `saved` of their steps; `lost` tokens were in vain."""
+        """In a step deciding for `rows`, drafts saved `saved` of their steps; `lost` tokens were in vain."""
         self.balance += saved * self.fixed / rows - lost * (1 + self.logits_share)
         self.balance = min(self.balance, _LOSS * self.work)  # old merits do not pay for new losses

@@ -5,7 +5,10 @@ A thread is one int64: instruction << 32 | stack id. Stack 0 is empty.
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numba
@@ -91,6 +94,32 @@ class Store(NamedTuple):
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 
 
+def _cache_of_these_kernels() -> str:
+    """Where compiled kernels are kept: a directory named by the source of them all.
+
+    numba looks only at the file of a function, not at those of the functions it calls, and would go on
+    using a caller compiled with an older callee. "" (numba's own choice) where nothing can be written.
+    """
+    here = Path(__file__).parent
+    digest = hashlib.sha256()
+    for name in ("opcodes", "listing", "hashing", "machine", "continuations", "walk", "products"):
+        digest.update((here / f"{name}.py").read_bytes())
+    directory = here / "__pycache__" / f"kernels-{digest.hexdigest()[:16]}"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return ""
+    return str(directory) if os.access(directory, os.W_OK) else ""
+
+
+_CACHE = _cache_of_these_kernels()
+
+
 def jit(function: Kernel) -> Kernel:
-    """Compiled once, kept on disk beside the source, called without the GIL."""
-    return numba.njit(cache=True, nogil=True)(function)
+    """Compiled once, kept on disk, called without the GIL."""
+    before = numba.config.CACHE_DIR
+    numba.config.CACHE_DIR = before or _CACHE
+    try:
+        return numba.njit(cache=True, nogil=True)(function)
+    finally:
+        numba.config.CACHE_DIR = before
