@@ -227,7 +227,8 @@ def _show(
     from jfbatch.report import table as report_table
 
     if not table.is_file():
-        raise UsageError(f"{table}: no such file")
+        what = "a directory, not a table" if table.is_dir() else "no such file"
+        raise UsageError(f"{table}: {what}")
     try:
         with pyarrow.parquet.ParquetFile(table) as file:
             chosen = report_table.choose_columns(

@@ -195,6 +195,8 @@ class RunConfig(pydantic.BaseModel):
     @pydantic.field_validator("choice")
     @classmethod
     def _distinct_choices(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not value:
+            raise ValueError("names no text to choose from")
         if len(set(value)) != len(value):
             raise ValueError("lists a text twice")
         return value

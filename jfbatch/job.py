@@ -95,7 +95,9 @@ def check(config: RunConfig) -> Plan:
         duplicate_ids=config.duplicate_ids,
         exclude=(str(config.output), f"{config.output}.parts", f"{config.output}.journal"),
     )
-    check_inputs(config.inputs, reader)
+    for name in (*config.inputs, *check_inputs(config.inputs, reader)):
+        if name != "-" and Path(name).resolve() == config.output.resolve():
+            raise UsageError(f"{name} is both input and output: name another file with -o")
     check_model_name(config.model)
     return Plan(config.output, reader, pattern)
 

@@ -615,3 +615,21 @@ def test_mistakes_and_finished_runs_are_told_without_torch(job: Job, schema: Pat
         timeout=120,
     )
     assert not (tmp_path / "new.parquet").exists()
+
+
+def test_the_input_is_never_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prompts = tmp_path / "rows.jsonl"
+    prompts.write_text('{"prompt": "x", "choice": ["a"]}\n')
+    before = prompts.read_bytes()
+    assert invoke("run", prompts, "-o", prompts, "--overwrite") == 2
+    assert "both input and output" in capsys.readouterr().err
+    assert prompts.read_bytes() == before
+
+
+def test_an_empty_choice_is_no_constraint_and_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = tmp_path / "rows.jsonl"
+    prompts.write_text('{"prompt": "x"}\n')
+    assert invoke("run", prompts, "-o", tmp_path / "out.parquet", "--choice", "") == 2
+    assert "choice" in capsys.readouterr().err

@@ -89,9 +89,13 @@ class Grammar:
     @staticmethod
     def from_choice(choices: Iterable[str], vocabulary: Vocabulary) -> Grammar:
         """Exactly one of the given texts. Raises InvalidGrammar if there is none."""
-        texts = [expressions.literal(text) for text in choices]
-        if not texts:
-            raise InvalidGrammar("a choice needs at least one text")
+        listed = [] if isinstance(choices, str) else list(choices)
+        if not listed or not all(isinstance(text, str) for text in listed):
+            raise InvalidGrammar("a choice needs a list of at least one text")
+        try:
+            texts = [expressions.literal(text) for text in listed]
+        except UnicodeEncodeError:
+            raise InvalidGrammar("a choice holds a lone surrogate, which no text can") from None
         return Grammar(_program(RuleSet(expressions.choice(*texts)), vocabulary), vocabulary)
 
     @staticmethod
