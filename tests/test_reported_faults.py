@@ -566,7 +566,8 @@ def test_jumping_over_forced_text_changes_no_greedy_output(
     stepped = job.run(None, "--jump", "off", "--drafts", "off")
     assert [row["text"] for row in jumped] == [row["text"] for row in stepped]
     for row, other in zip(jumped, stepped, strict=True):
-        jsonschema_rs.validator_for(schema).validate(row["value"])
+        # The text, not the value: an integer beyond int64 is null in its column, with a note in `error`.
+        jsonschema_rs.validator_for(schema).validate(json.loads(row["text"]))
         assert (row["status"], other["jumped_tokens"]) == ("ok", 0)
         # The ends of forced texts may be left to the model: what it writes next could be one token with them.
         assert row["jumped_tokens"] > len('{"city": ", "people": ') // 2

@@ -1,49 +1,24 @@
 """Likely continuations of a row, for the next step to verify: spans of its prompt, phrases of its group.
 
-A draft is built in bytes, piece by piece: what the grammar forces, else the best guess (guesses.py). Its
-tokens are those that jumps would make of the same bytes, and the row's own matcher, walked and rolled
-back, cuts it off where the grammar says otherwise. Drafts cost time if wrong; they never change an output.
+A draft is built in bytes, piece by piece: what the grammar forces, else the best guess (guesses.py), as
+long as it is likely enough for what it costs. Drafts cost time if wrong; they never change an output.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, field
 
-from jfbatch.engine.guesses import CONTEXT, Guess, Phrases, Prompt, Values
+from jfbatch.engine.continuation import GIVEN, Continuation
+from jfbatch.engine.guesses import CONTEXT, Guess, Phrases, Prompt, Trust, Values
 from jfbatch.engine.retokenize import Retokenizer, Tokenization
 from jfbatch.engine.sequence import Sequence
-from jfbatch.errors import GrammarError
+from jfbatch.errors import JfbatchError
 
 LONGEST = 24  # draft tokens of a row
 _MOST_GROUPS = 256
-_GIVEN = "given"  # the source of tokens that a jump will make certain
 _FORCED = 0.99  # forced bytes come for sure, but the model may cut them otherwise
-_PRIOR_WEIGHT = 4.0
-_MEMORY = 200.0  # decisions after which old ones count for little
-
-
-class Trust:
-    """How often the guesses of each source were what the model chose."""
-
-    def __init__(self) -> None:
-        self.accepted: dict[str, float] = {}
-        self.offered: dict[str, float] = {}
-
-    def share(self, source: str, prior: float) -> float:
-        """The measured share of accepted guesses, drawn towards `prior`."""
-        offered = self.offered.get(source, 0.0) + _PRIOR_WEIGHT
-        return (self.accepted.get(source, 0.0) + prior * _PRIOR_WEIGHT) / offered
-
-    def measured(self, guess: Guess) -> Guess:
-        """The guess with what was measured of its source."""
-        return replace(guess, likely=self.share(guess.source, guess.likely))
-
-    def record(self, source: str, accepted: bool) -> None:
-        keep = 1 - 1 / _MEMORY
-        self.offered[source] = self.offered.get(source, 0.0) * keep + 1
-        self.accepted[source] = self.accepted.get(source, 0.0) * keep + accepted
 
 
 @dataclass
@@ -82,54 +57,60 @@ class Drafter:
         self._retokenizer = retokenizer
         self._groups: OrderedDict[str, _Group] = OrderedDict()
 
-    def draft(self, sequence: Sequence, threshold: float) -> None:
+    def draft(self, sequence: Sequence, price: float) -> None:
         """Let the next step verify what this row probably goes on with.
 
-        A draft ends where it would be accepted as a whole less often than `threshold`.
+        price: what a token in vain costs, where a step saved is worth 1.
         """
         room = min(self.longest, sequence.tokens_left - 1)
         if room <= 0:
             sequence.set_drafts([])
             return
         memory = sequence.draftable = sequence.draftable or self._begin(sequence)
-        walk = _Walk(sequence, self._tokenization, self._retokenizer)
-        value_start, place = memory.value_start, -1
-        likely, forced = 1.0, b""
-        sources: list[str] = []
+        draft = Continuation(sequence, self._tokenization, self._retokenizer)
+        with suppress(JfbatchError):  # a grammar at its limits: if it matters, the row's own way will say so
+            self._grow(draft, sequence, memory, price, room)
+        draft.undo()
+        ids, sources = draft.ids[:room], draft.sources[:room]
+        sequence.set_drafts(ids, [index for index, source in enumerate(sources) if source == GIVEN])
+        memory.sources = dict(enumerate(sources, sequence.certain))
+
+    def _grow(
+        self, draft: Continuation, sequence: Sequence, memory: Draftable, price: float, room: int
+    ) -> None:
+        """Add what is forced and what is likely, until it does not pay or there is no room."""
+        likely, place, value_start = 1.0, -1, memory.value_start
         memory.watched = None
-        while len(walk.ids) < room:
-            forced = sequence.matcher.forced_bytes()
-            if forced:
-                guess = Guess(forced, _FORCED, "forced")
-            else:
-                found = self._guess(memory, walk.text, value_start, place)
-                if found is None:
-                    break
-                guess = found
-            if likely * guess.likely < threshold:
-                memory.watched = (len(walk.text), guess.source, guess.data)
-                break
+        while len(draft.ids) < room:
+            if forced := sequence.matcher.forced_bytes():
+                start = len(draft.text)
+                jumps = sequence.can_jump and start > len(sequence.text)
+                if jumps and likely < (1 - likely) * price * self._tokens(forced):
+                    return
+                if not draft.extend(forced, "forced"):
+                    return
+                if jumps:
+                    draft.mark_given(start)
+                likely *= _FORCED
+                place, value_start = -1, len(draft.text)
+            guess = self._guess(memory, draft.text, value_start, place)
+            if guess is None or likely * guess.likely < (1 - likely * guess.likely) * price:
+                if guess is not None:
+                    memory.watched = (len(draft.text), guess.source, guess.data)
+                if forced and draft.ids and draft.sources[-1] == "forced":
+                    self._weigh_last(memory, draft, likely, price)
+                return
+            if not draft.extend(guess.data, guess.source):
+                return
             likely *= guess.likely
-            start = len(walk.text)
-            whole = walk.extend(guess.data)
-            sources = (sources + [guess.source] * len(walk.ids))[: len(walk.ids)]
-            if not whole:
-                break
-            if forced:
-                if start > len(sequence.text) and sequence.can_jump:
-                    self._mark_given(walk, start, sources)
-                value_start = len(walk.text)
             place = guess.place
-        if forced and walk.ids and sources[-1] == "forced":
-            self._weigh_last(memory, walk, likely, threshold, sources)
-        walk.undo()
-        sequence.set_drafts(walk.ids[:room], [i for i, s in enumerate(sources[:room]) if s == _GIVEN])
-        memory.sources = dict(enumerate(sources[:room], sequence.certain))
+
+    def _tokens(self, data: bytes) -> int:
+        return len(self._retokenizer.encode(data) or data)
 
     def _begin(self, sequence: Sequence) -> Draftable:
         data = b"".join(map(self._tokenization.token_bytes, sequence.request.prompt_ids))
-        start = len(sequence.text) + len(sequence.matcher.forced_bytes())
-        return Draftable(Prompt(data), self._group(sequence.request.group), start)
+        return Draftable(Prompt(data), self._group(sequence.request.group), _after_forced(sequence))
 
     def _group(self, name: str | None) -> _Group:
         """What rows of this group have written; a row without a group learns from itself alone."""
@@ -157,37 +138,22 @@ class Drafter:
         measured = [self.trust.measured(guess) for guess in guesses if guess is not None]
         return max(measured, key=lambda guess: guess.likely, default=None)
 
-    def _mark_given(self, walk: _Walk, start: int, sources: list[str]) -> None:
-        """Name the tokens that jumps will make of the bytes forced after `start`: nobody chooses them."""
-        boundary = self._retokenizer.last_boundary(walk.text, start + 1)
-        end = len(walk.text)
-        for index in reversed(range(len(sources))):
-            size = len(self._tokenization.token_bytes(walk.ids[index]))
-            if end - size < start:
-                return
-            if end <= boundary:
-                sources[index] = _GIVEN
-            end -= size
-
-    def _weigh_last(
-        self, memory: Draftable, walk: _Walk, likely: float, threshold: float, sources: list[str]
-    ) -> None:
+    def _weigh_last(self, memory: Draftable, draft: Continuation, likely: float, price: float) -> None:
         """What follows could merge with the last forced token: keep it only if it usually does not."""
-        data = self._tokenization.token_bytes(walk.ids[-1])
+        data = self._tokenization.token_bytes(draft.ids[-1])
         source = f"held {data!r}"
-        before = walk.text[: len(walk.text) - len(data)]
-        share = memory.group.phrases.share(before, data, self.trust.share(source, 0.8))
-        if likely * share < threshold:
+        before = draft.text[: len(draft.text) - len(data)]
+        likely *= memory.group.phrases.share(before, data, self.trust.share(source, 0.8))
+        if likely < (1 - likely) * price:
             memory.watched = (len(before), source, data)
-            walk.drop_last()
-            sources.pop()
+            draft.drop_last()
         else:
-            sources[-1] = source
+            draft.sources[-1] = source
 
     def record(self, sequence: Sequence, place: int, accepted: bool) -> None:
         """The draft at token index `place` was what the output became, or was not."""
         source = sequence.draftable.sources.get(place) if sequence.draftable else None
-        if source and source != _GIVEN:
+        if source and source != GIVEN:
             self.trust.record(source, accepted)
 
     def learn(self, sequence: Sequence, start: int, token_id: int) -> None:
@@ -211,56 +177,11 @@ class Drafter:
         if len(text) > written:  # the grammar forced more: a value is complete
             kind = bytes(text[max(memory.value_start - CONTEXT, 0) : memory.value_start])
             memory.group.values.learn(kind, bytes(text[memory.value_start : written]), memory.prompt)
-            memory.value_start = len(text) + len(sequence.matcher.forced_bytes())
+            memory.value_start = _after_forced(sequence)
 
 
-class _Walk:
-    """A row's output continued by tokens that are not certain; its matcher goes along until `undo`."""
-
-    def __init__(self, sequence: Sequence, tokenization: Tokenization, retokenizer: Retokenizer) -> None:
-        self._tokenization = tokenization
-        self._retokenizer = retokenizer
-        self._matcher = sequence.matcher
-        self._certain = len(sequence.text)
-        keep, self._start = retokenizer.tail(bytes(sequence.text), sequence.ends)
-        self._tail = sequence.token_ids[sequence.prompt_tokens + keep : sequence.certain]
-        self.text = bytes(sequence.text)
-        self.ids: list[int] = []
-
-    def accept(self, ids: SequenceOf[int]) -> bool:
-        """Go on with these tokens as far as the grammar allows; whether it allowed all."""
-        for token in ids:
-            if token in self._tokenization.end_ids:
-                return False
-            try:
-                self._matcher.accept_token(token)
-            except GrammarError:
-                return False
-            self.ids.append(token)
-            self.text += self._tokenization.token_bytes(token)
-        return True
-
-    def extend(self, data: bytes) -> bool:
-        """Go on with `data`, tokenized together with what precedes it; whether all of it is allowed."""
-        whole = self.text + data
-        ids = self._retokenizer.encode(whole[self._start :])
-        if ids is not None and ids[: len(self._tail)] == self._tail:
-            ids = ids[len(self._tail) :]
-        else:
-            ids = self._retokenizer.encode(whole[self._certain :])
-        if ids is None:
-            return False
-        same = 0
-        while same < min(len(ids), len(self.ids)) and ids[same] == self.ids[same]:
-            same += 1
-        while len(self.ids) > same:
-            self.drop_last()
-        return self.accept(ids[same:])
-
-    def drop_last(self) -> None:
-        data = self._tokenization.token_bytes(self.ids.pop())
-        self._matcher.rollback(1)
-        self.text = self.text[: len(self.text) - len(data)]
-
-    def undo(self) -> None:
-        self._matcher.rollback(len(self.ids))
+def _after_forced(sequence: Sequence) -> int:
+    """The length of the output with what the grammar forces next."""
+    with suppress(JfbatchError):
+        return len(sequence.text) + len(sequence.matcher.forced_bytes())
+    return len(sequence.text)

@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from jfbatch.engine.configuration import EngineConfig, EngineStatistics
 from jfbatch.engine.drafts import LONGEST, Drafter
 from jfbatch.engine.jump import Jumper
 from jfbatch.engine.pace import Pace
@@ -27,7 +28,10 @@ from jfbatch.engine.runner import Runner, is_out_of_memory
 from jfbatch.engine.sampler import Draw, choose
 from jfbatch.engine.scheduler import Planned, Scheduler
 from jfbatch.engine.sequence import Completion, Reason, Request, Sequence
+from jfbatch.engine.window import Window
 from jfbatch.errors import GrammarError, JfbatchError
+
+__all__ = ["Engine", "EngineConfig", "EngineStatistics", "RequestSource"]
 
 logger = logging.getLogger(__name__)
 
@@ -49,75 +53,6 @@ class RequestSource(Protocol):
     def wait(self, seconds: float) -> None:
         """Return when a request may be ready, after `seconds` at the latest."""
         ...
-
-
-@dataclass(frozen=True)
-class EngineConfig:
-    """How the engine runs.
-
-    batch_size: most rows decoded together. kv_memory: bytes for K and V. prefill_chunk: most prompt
-    tokens per step. context_length: most tokens, prompt and output, of one row. jump: let the
-    grammar's forced bytes become tokens. drafts: let the next step verify likely tokens.
-    repetition_stop: end outputs that go round in circles. look_ahead: rows that wait, sorted, beyond
-    those that run.
-    """
-
-    batch_size: int = 64
-    kv_memory: int = 4 << 30
-    prefill_chunk: int = 256
-    context_length: int = 2048
-    jump: bool = True
-    drafts: bool = True
-    repetition_stop: bool = True
-    log_probabilities: bool = False
-    look_ahead: int = 256
-
-
-@dataclass
-class EngineStatistics:
-    """What a run did. Seconds are wall time; a mixed step's time is split by its tokens."""
-
-    forward_passes: int = 0
-    prefill_seconds: float = 0.0
-    decode_seconds: float = 0.0
-    mask_seconds: float = 0.0
-    sample_seconds: float = 0.0
-    accept_seconds: float = 0.0  # accepting, jumping, retokenising
-    prefill_tokens: int = 0
-    decode_tokens: int = 0
-    shared_tokens: int = 0
-    sampled_tokens: int = 0
-    jumped_tokens: int = 0
-    drafted_tokens: int = 0
-    accepted_drafts: int = 0
-    out_of_memory: int = 0
-
-
-@dataclass
-class _Window:
-    """The logits a step gave one row: `rows[i]` is the one that decides its token i.
-
-    The step computed tokens up to index `stop`, drafts from `certain` on.
-    """
-
-    sequence: Sequence
-    rows: dict[int, int]
-    certain: int
-    stop: int
-    decisions: int = 0
-    open: bool = True
-
-    @property
-    def row(self) -> int | None:
-        """The logits row that decides the sequence's next token; None if it was not computed."""
-        sequence = self.sequence
-        known = self.open and sequence.cached >= sequence.certain
-        return self.rows.get(sequence.certain) if known else None
-
-    @property
-    def lost(self) -> int:
-        """Computed drafts that the output does not go on with."""
-        return max(self.stop - max(self.sequence.cached, self.certain), 0)
 
 
 @dataclass
@@ -244,13 +179,16 @@ class Engine:
 
     def _with_drafts(self, planned: list[Planned]) -> list[Planned]:
         """The plan again, after the rows that decide were given what is worth verifying on the way."""
+        started = time.perf_counter()
         deciding = [part.sequence for part in planned if part.decides]
-        threshold = self._pace.threshold(len(deciding))
+        price = self._pace.price(len(deciding))
         for sequence in deciding:
-            self._drafter.draft(sequence, threshold)
-        return self._scheduler.plan()
+            self._drafter.draft(sequence, price)
+        planned = self._scheduler.plan()
+        self.statistics.draft_seconds += time.perf_counter() - started
+        return planned
 
-    def _settle(self, windows: list[_Window]) -> None:
+    def _settle(self, windows: list[Window]) -> None:
         """Account for what the step's drafts gave and cost."""
         if windows:
             saved = sum(max(window.decisions - 1, 0) for window in windows)
@@ -319,18 +257,18 @@ class Engine:
 
     # Decisions
 
-    def _windows(self, planned: list[Planned]) -> list[_Window]:
+    def _windows(self, planned: list[Planned]) -> list[Window]:
         windows, offset = [], 0
         for part in planned:
             if part.decides:
                 segment = part.segment
                 rows = {segment.start + index + 1: offset + i for i, index in enumerate(segment.logits)}
                 stop = segment.start + len(segment.token_ids)
-                windows.append(_Window(part.sequence, rows, part.sequence.certain, stop))
+                windows.append(Window(part.sequence, rows, part.sequence.certain, stop))
                 offset += len(rows)
         return windows
 
-    def _decide(self, windows: list[_Window], logits: Tensor) -> None:
+    def _decide(self, windows: list[Window], logits: Tensor) -> None:
         """Choose the next token of each window's row, accept it and jump."""
         started = time.perf_counter()
         masks = self._masks(windows)
@@ -365,7 +303,7 @@ class Engine:
             window.open = not self._accept_or_fail(sequence, int(choices.token_ids[index]))
         self.statistics.accept_seconds += time.perf_counter() - sampled
 
-    def _masks(self, windows: list[_Window]) -> NDArray[np.uint32]:
+    def _masks(self, windows: list[Window]) -> NDArray[np.uint32]:
         """uint32 [rows, words] of the rows whose matcher gives a mask; the others fail and close."""
         masks = []
         for window in windows:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 CONTEXT = 16  # bytes of text under which what followed is remembered
 _MOST_CONTEXTS = 20_000  # remembered per group
@@ -18,6 +18,9 @@ _LONGEST_VALUE = 64  # bytes of a value that are looked for as a whole
 # Expected shares before anything was measured, for how a copied piece was found and how it goes on.
 _FOUND = {"value 1": 0.5, "value 2": 0.8, "word 1": 0.3, "word 2": 0.6, "word 3": 0.7, "match 5": 0.85}
 _SHAPES = {"inside": 0.9, "next": 0.75, "over": 0.5}
+
+_PRIOR_WEIGHT = 4.0
+_MEMORY = 200.0  # guesses after which old ones count for little
 
 _LETTERS = rb"A-Za-z0-9\x80-\xff"
 _WORD = re.compile(rb"[%b]+" % _LETTERS)
@@ -40,6 +43,28 @@ class Guess:
     likely: float
     source: str
     place: int = -1
+
+
+class Trust:
+    """How often the guesses of each source were what the model chose."""
+
+    def __init__(self) -> None:
+        self.accepted: dict[str, float] = {}
+        self.offered: dict[str, float] = {}
+
+    def share(self, source: str, prior: float) -> float:
+        """The measured share of accepted guesses, drawn towards `prior`."""
+        offered = self.offered.get(source, 0.0) + _PRIOR_WEIGHT
+        return (self.accepted.get(source, 0.0) + prior * _PRIOR_WEIGHT) / offered
+
+    def measured(self, guess: Guess) -> Guess:
+        """The guess with what was measured of its source."""
+        return replace(guess, likely=self.share(guess.source, guess.likely))
+
+    def record(self, source: str, accepted: bool) -> None:
+        keep = 1 - 1 / _MEMORY
+        self.offered[source] = self.offered.get(source, 0.0) * keep + 1
+        self.accepted[source] = self.accepted.get(source, 0.0) * keep + accepted
 
 
 class Prompt:

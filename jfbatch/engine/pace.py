@@ -2,7 +2,7 @@
 
 A step's time is about `fixed + per token * tokens`. A draft that comes true saves its row one step, that
 is one row's share of the fixed part; one that does not costs a token. So with n rows in a step and a
-fixed part worth h tokens, a draft pays from a likelihood of n / (n + h) on. Only speed depends on this.
+fixed part worth h tokens, a draft of likelihood p pays if p h / n > 1 - p. Only speed depends on this.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import torch
 # The fixed part in tokens before anything was measured: weights read, small kernels launched.
 _FIXED_CPU = 16.0
 _FIXED_ACCELERATOR = 400.0
-_LEAST, _MOST = 2.0, 4000.0
+_LEAST, _MOST = 8.0, 4000.0
 _PRIOR_STEPS = 8.0
 _MEMORY = 200.0  # steps after which old ones count for little
 _OUTLIER = 3.0  # a step this many times slower than expected says nothing: something else ran
+_CAUTION = 1.5  # a row's step saved shortens the run only where that row is waited for
 _LOSS = 0.01  # share of the work that drafts may have cost in vain before they pause,
 _START = 4  # and fixed parts of steps on top of it, for what a run learns at its start
 
@@ -35,12 +36,14 @@ class Pace:
         self.work = 0.0  # of all steps, fixed parts included
         self.balance = 0.0  # work that drafts saved, less what they cost
 
-    def threshold(self, rows: int) -> float:
-        """The least likelihood at which a draft pays in a step that decides for `rows`; above 1: none."""
+    def price(self, rows: int) -> float:
+        """What a token in vain costs in a step that decides for `rows`, where a row's step saved is worth 1.
+
+        Infinite while drafts have cost more than they may.
+        """
         if self.balance < -_LOSS * self.work - _START * self.fixed:
-            return 2.0
-        cost = rows * (1 + self.logits_share)
-        return cost / (cost + self.fixed)
+            return float("inf")
+        return _CAUTION * rows * (1 + self.logits_share) / self.fixed
 
     def observe(self, tokens: int, logits: int, seconds: float) -> None:
         """A step took this long."""

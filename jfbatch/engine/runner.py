@@ -47,13 +47,14 @@ class Segment:
     """One row's part of a step.
 
     `token_ids` sit at positions `start`.. of the row in `slot`; `logits` are the indices among them at
-    which logits are wanted, ascending.
+    which logits are wanted, ascending. `prompt`: how many tokens of the row are its prompt.
     """
 
     slot: int
     start: int
     token_ids: Sequence[int]
     logits: Sequence[int] = ()
+    prompt: int = 0
 
 
 class Runner:
@@ -102,7 +103,7 @@ class Runner:
         wanted: list[int] = []
         for segment in segments:
             first, count = len(flat), len(segment.token_ids)
-            spans.append(Span(segment.slot, segment.start, first, count))
+            spans.append(Span(segment.slot, segment.start, first, count, segment.prompt))
             flat.extend(segment.token_ids)
             wanted.extend(first + index for index in segment.logits)
         with torch.inference_mode():

@@ -192,7 +192,8 @@ def _segment(sequence: Sequence, count: int) -> Segment:
         choices = range(sequence.certain + 1, stop + 1)
         logits = [index - 1 - first for index in choices if index not in sequence.given]
         logits.insert(0, sequence.certain - 1 - first)
-    return Segment(sequence.slot, first, sequence.token_ids[first:stop], logits)
+    ids = sequence.token_ids[first:stop]
+    return Segment(sequence.slot, first, ids, logits, sequence.prompt_tokens)
 
 
 def common_prefix(left: list[int], right: list[int]) -> int:

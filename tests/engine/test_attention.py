@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from jfbatch.engine import attention
 from jfbatch.engine.attention import Span, StepLayout, packed_attention
 from jfbatch.engine.kv_cache import SlotPool
 from jfbatch.errors import ModelError
@@ -50,9 +53,17 @@ def plain(
     st.sampled_from([None, 2.0]),
     st.booleans(),
     st.integers(0, 3),
+    st.booleans(),
+    st.sampled_from([0, 25, 60, 100]),
 )
 def test_every_row_attends_to_its_own_past_alone(
-    rows: list[tuple[int, int]], window: int | None, softcap: float | None, has_sinks: bool, gap: int
+    rows: list[tuple[int, int]],
+    window: int | None,
+    softcap: float | None,
+    has_sinks: bool,
+    gap: int,
+    compiled: bool,
+    prompt: int,
 ) -> None:
     generator = torch.Generator().manual_seed(len(rows))
     sinks = torch.randn(HEADS, generator=generator) if has_sinks else None
@@ -63,23 +74,24 @@ def test_every_row_attends_to_its_own_past_alone(
     values.normal_(generator=generator)
     spans, first = [], 0
     for index, (start, count) in enumerate(rows):
-        spans.append(Span(index + gap, start, first, count))
+        spans.append(Span(index + gap, start, first, count, prompt))
         first += count
     query, key = (torch.randn(1, n, first, DIM, generator=generator) for n in (HEADS, KV_HEADS))
     value = torch.randn(1, KV_HEADS, first, VALUE_DIM, generator=generator)
-    layout = StepLayout(pool, spans, len(rows) + gap)
-    output, _ = packed_attention(
-        Layer(),
-        query,
-        key,
-        value,
-        None,
-        step=layout,
-        scaling=0.3,
-        sliding_window=window,
-        softcap=softcap,
-        s_aux=sinks,
-    )
+    with patch.multiple(attention, KERNEL_REACH=20, BLOCK=16):
+        layout = StepLayout(pool, spans, len(rows) + gap, compiled)
+        output, _ = packed_attention(
+            Layer(),
+            query,
+            key,
+            value,
+            None,
+            step=layout,
+            scaling=0.3,
+            sliding_window=window,
+            softcap=softcap,
+            s_aux=sinks,
+        )
     for span in spans:
         for offset in range(span.count):
             token = span.first + offset

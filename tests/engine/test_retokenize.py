@@ -112,6 +112,15 @@ def test_an_ending_gives_the_tokens_of_the_whole_text(name: str, before: str, en
 
 
 @pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@given(text=TEXTS)
+def test_the_pieces_between_boundaries_tokenize_like_the_whole(name: str, text: str) -> None:
+    tokenization = tokenization_of(name)
+    if round_trips(tokenization, text):
+        assert retokenizer_of(name).encode(text.encode()) == tokenization.encode(text)
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_json_keys_are_certain_and_only_the_opening_of_the_value_is_held(name: str) -> None:
     tokenization = tokenization_of(name)
     before = '{"name": "anna'

@@ -1,0 +1,83 @@
+"""On a CPU with float32 weights, a row's logits are the same bits whatever shares its steps."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from jfbatch.engine.linear import PackedLinear, can_pack
+from jfbatch.engine.runner import Runner, Segment
+
+pytestmark = pytest.mark.skipif(not can_pack(torch.float32), reason="this oneDNN packs no float32 weights")
+
+LENGTH, PROMPT = 620, 600  # past the reach of the kernel, so that both ways of attending take part
+
+
+@cache
+def runner() -> Runner:
+    configuration = LlamaConfig(
+        vocab_size=320,
+        hidden_size=96,
+        intermediate_size=160,
+        num_hidden_layers=2,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+        initializer_range=0.2,
+    )
+    torch.manual_seed(1)
+    return Runner(LlamaForCausalLM(configuration))
+
+
+def tokens(row: int) -> list[int]:
+    return torch.randint(0, 320, (LENGTH,), generator=torch.Generator().manual_seed(row)).tolist()
+
+
+@torch.inference_mode()
+def logits_of(row: int, cuts: list[int], others: int, slot: int) -> torch.Tensor:
+    """The logits of the row's last token, its tokens computed in parts, beside other rows with theirs."""
+    used = runner()
+    used.pool.resize(0, 1)
+    used.pool.resize(others + 1, LENGTH)
+    beside = [other for other in range(others + 1) if other != slot]
+    generator = torch.Generator().manual_seed(others + slot)
+    past = dict.fromkeys(beside, 0)
+    found = torch.empty(0)
+    for start, stop in zip([0, *cuts], [*cuts, LENGTH], strict=True):
+        segments = {slot: Segment(slot, start, tokens(row)[start:stop], [stop - start - 1], PROMPT)}
+        for other in beside:
+            count = int(torch.randint(1, 40, (1,), generator=generator))
+            part = tokens(100 + other)[past[other] : past[other] + count]
+            segments[other] = Segment(other, past[other], part, [len(part) - 1], 200)
+            past[other] += len(part)
+        order = sorted(segments)
+        found = used.forward([segments[place] for place in order])[order.index(slot)]
+    return found
+
+
+def test_neither_neighbours_nor_chunks_change_a_bit_of_the_logits() -> None:
+    expected = logits_of(7, [], others=0, slot=0)
+    for cuts, others, slot in (
+        ([1], 0, 0),
+        ([618, 619], 0, 0),
+        ([200, 456, 600, 601, 604], 5, 3),
+        ([100, 530, 619], 11, 11),
+        ([*range(50, 620, 50)], 2, 0),
+        ([64, 300, 610], 1, 1),
+    ):
+        assert torch.equal(logits_of(7, cuts, others, slot), expected), (cuts, others, slot)
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(96, 160), (160, 96), (576, 192), (1536, 576)])
+def test_packed_layers_treat_a_row_alike_whatever_its_company(inputs: int, outputs: int) -> None:
+    torch.manual_seed(0)
+    packed = PackedLinear(torch.nn.Linear(inputs, outputs, bias=False))
+    rows = torch.randn(300, inputs)
+    with torch.inference_mode():
+        expected = packed(rows)
+        for count in (1, 2, 3, 5, 8, 16, 17, 48, 64, 65, 129):
+            assert torch.equal(packed(rows[:count]), expected[:count])
+            assert torch.equal(packed(rows[-count:]), expected[-count:])
