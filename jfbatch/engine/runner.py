@@ -17,6 +17,7 @@ from torch import Tensor
 
 from jfbatch.engine import attention
 from jfbatch.engine.attention import Span, StepLayout
+from jfbatch.engine.cpu_attention import can_attend
 from jfbatch.engine.kv_cache import SlotPool
 from jfbatch.engine.linear import pack_linears
 from jfbatch.errors import ModelError
@@ -80,7 +81,7 @@ class Runner:
         self.layer_count: int = config.num_hidden_layers
         if kv_dtype is None:
             kv_dtype = torch.bfloat16 if self.dtype == torch.float32 else self.dtype
-        self.pool = SlotPool(self.device, kv_dtype)
+        self.pool = SlotPool(self.device, kv_dtype, keys_across=can_attend(self.device, kv_dtype))
         parameters = inspect.signature(model.forward).parameters
         self._selects_logits = "logits_to_keep" in parameters
         self._refuse_by_configuration(config)
