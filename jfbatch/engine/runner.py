@@ -18,6 +18,7 @@ from torch import Tensor
 from jfbatch.engine import attention
 from jfbatch.engine.attention import Span, StepLayout
 from jfbatch.engine.cpu_attention import can_attend
+from jfbatch.engine.elementwise import fuse_elementwise
 from jfbatch.engine.kv_cache import SlotPool
 from jfbatch.engine.linear import pack_linears
 from jfbatch.errors import ModelError
@@ -92,6 +93,8 @@ class Runner:
         self._switch_attention()
         if pack:
             pack_linears(model)
+            if self.device.type == "cpu":
+                fuse_elementwise(model)
         self._prove(reference)
 
     def forward(self, segments: Sequence[Segment]) -> Tensor:
