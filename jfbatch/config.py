@@ -102,6 +102,12 @@ class RunConfig(pydantic.BaseModel):
         None, "Input and output", "Also write counts, timings and settings to this JSON file."
     )
 
+    profile: Path | None = _setting(
+        None,
+        "Input and output",
+        "Write where the time went as a Chrome trace (JSON) to this file, and print it as a table.",
+    )
+
     # What outputs must obey
     schema_file: Path | None = _setting(
         None, "Pattern", "JSON Schema for the rows that bring no pattern of their own.", alias="schema"

@@ -7,12 +7,14 @@ are told without them.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 
 from jfbatch.config import RunConfig
 from jfbatch.engine.engine import Engine, EngineConfig
 from jfbatch.engine.model import LoadedModel, load_model, set_threads
 from jfbatch.engine.runner import Runner
+from jfbatch.engine.watching import Span, watch_modules
 from jfbatch.errors import InputError
 from jfbatch.feed import Feed, FeedOptions
 from jfbatch.grammar import Vocabulary
@@ -24,19 +26,24 @@ from jfbatch.rows.row import Row
 from jfbatch.signals import Signals
 
 
-def decode(config: RunConfig, rows: Iterator[Row], outcomes: Outcomes, signals: Signals) -> InputError | None:
+def decode(
+    config: RunConfig, rows: Iterator[Row], outcomes: Outcomes, signals: Signals, span: Span = nullcontext
+) -> InputError | None:
     """Run the rows through the model; returns what was wrong with the input where it could not be read on."""
     outcomes.progress.say(f"loading {config.model}")
     set_threads(config.threads)
-    loaded = load_model(
-        config.model, config.device, config.dtype, config.cache_directory, config.trust_remote_code
-    )
-    vocabulary = vocabulary_of(loaded)
-    engine = make_engine(config, loaded, vocabulary)
+    with span("load model"):
+        loaded = load_model(
+            config.model, config.device, config.dtype, config.cache_directory, config.trust_remote_code
+        )
+    with span("vocabulary"):
+        vocabulary = vocabulary_of(loaded)
+    with span("prepare model"):
+        engine = make_engine(config, loaded, vocabulary, span)
     signals.on_stop(engine.stop)
     with (
         GrammarCache(config.cache_directory / "grammars") as cache,
-        Compiler(vocabulary, compiler_options(config), cache) as compiler,
+        Compiler(vocabulary, compiler_options(config), cache, span) as compiler,
         Feed(
             rows,
             PromptRenderer(loaded.tokenizer, config.system, config.raw),
@@ -44,15 +51,17 @@ def decode(config: RunConfig, rows: Iterator[Row], outcomes: Outcomes, signals: 
             feed_options(config, loaded),
             outcomes.reject,
             outcomes.each_step,
+            span,
         ) as feed,
     ):
         outcomes.watch(engine.statistics, compiler.statistics)
         for completion in engine.run(feed):
-            waiting = feed.finished(completion.key)
-            if outcomes.needs_another_try(waiting, completion):
-                feed.again(waiting)
-            else:
-                outcomes.complete(waiting, completion)
+            with span("complete"):
+                waiting = feed.finished(completion.key)
+                if outcomes.needs_another_try(waiting, completion):
+                    feed.again(waiting)
+                else:
+                    outcomes.complete(waiting, completion)
             if outcomes.too_many_failures:
                 engine.stop()
         if feed.error is not None and not isinstance(feed.error, InputError):
@@ -84,7 +93,9 @@ class ModelTokenization:
         return self.vocabulary.token_bytes[token_id] or b""
 
 
-def make_engine(config: RunConfig, loaded: LoadedModel, vocabulary: Vocabulary) -> Engine:
+def make_engine(
+    config: RunConfig, loaded: LoadedModel, vocabulary: Vocabulary, span: Span = nullcontext
+) -> Engine:
     """The engine for this model and these settings."""
     settings = EngineConfig(
         batch_size=config.batch_size,
@@ -95,7 +106,10 @@ def make_engine(config: RunConfig, loaded: LoadedModel, vocabulary: Vocabulary) 
     )
     if config.kv_memory is not None:
         settings = replace(settings, kv_memory=config.kv_memory)
-    return Engine(Runner(loaded.model), ModelTokenization(loaded, vocabulary), settings)
+    runner = Runner(loaded.model)
+    if config.profile is not None:
+        watch_modules(loaded.model, span)
+    return Engine(runner, ModelTokenization(loaded, vocabulary), settings, span)
 
 
 def compiler_options(config: RunConfig) -> CompilerOptions:

@@ -11,6 +11,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -61,7 +62,8 @@ class Feed:
     """A `RequestSource` over rows. A context manager: leaving it ends the reader thread.
 
     `settle(row, status, error)` is called for rows that never reach the engine, from the reader
-    thread or the engine's. `each_step` is called whenever the engine asks for rows.
+    thread or the engine's. `each_step` is called whenever the engine asks for rows; `span` times the
+    reader thread's work.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Feed:
         options: FeedOptions,
         settle: Settle,
         each_step: Callable[[], None],
+        span: Callable[[str], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         self.rows = rows
         self.renderer = renderer
@@ -79,6 +82,7 @@ class Feed:
         self.options = options
         self.settle = settle
         self.each_step = each_step
+        self.span = span
         self.running: dict[str, Waiting] = {}
         self.error: BaseException | None = None  # what ended reading early
         self._ready: deque[Waiting] = deque()
@@ -165,15 +169,18 @@ class Feed:
         """The next rows; those that lie before a place where the input breaks off run as well."""
         chunk: list[Row] = []
         try:
-            for row in islice(self.rows, _CHUNK):
-                chunk.append(row)
+            with self.span("read"):
+                for row in islice(self.rows, _CHUNK):
+                    chunk.append(row)
         except InputError as error:
             self.error = error
         return chunk
 
     def _prepare(self, chunk: list[Row]) -> None:
         """Render and tokenise rows in one call and put them in the queue of their grammar."""
-        for row, rendered in zip(chunk, self.renderer.render(chunk), strict=True):
+        with self.span("render"):
+            prompts = self.renderer.render(chunk)
+        for row, rendered in zip(chunk, prompts, strict=True):
             if isinstance(rendered, RowProblem):
                 self.settle(row, "invalid_input", f"{row.place}: {rendered}")
                 continue

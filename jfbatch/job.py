@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -29,6 +29,7 @@ from jfbatch.grammar.regex import RAW_UTF8, regex_to_expression
 from jfbatch.outcomes import Outcomes
 from jfbatch.report.progress import Progress
 from jfbatch.report.summary import print_summary
+from jfbatch.report.trace import Profile
 from jfbatch.rows.columns import Columns
 from jfbatch.rows.reader import ReaderOptions, check_inputs, read_rows
 from jfbatch.rows.row import Pattern, Row
@@ -38,17 +39,27 @@ from jfbatch.signals import Signals
 
 logger = logging.getLogger(__name__)
 
+Span = Callable[[str], AbstractContextManager[object]]
+
 
 def run(config: RunConfig) -> int:
     """Run a job and return the process's exit code (see docs/running.md). Raises JfbatchError."""
     plan = check(config)
+    if config.profile is None:
+        return run_plan(config, plan, nullcontext)
+    with Profile(config.profile) as trace:
+        return run_plan(config, plan, trace.span)
+
+
+def run_plan(config: RunConfig, plan: Plan, span: Span) -> int:
+    """Run what was checked; `span` times the parts of it."""
     with ExitStack() as stack:
         store = stack.enter_context(open_store(config, plan))
         progress = stack.enter_context(Progress(quiet=config.quiet))
-        outcomes = Outcomes(store, progress, config.retries, config.max_failures)
+        outcomes = Outcomes(store, progress, config.retries, config.max_failures, span)
         signals = stack.enter_context(Signals(config.grace, outcomes.status_line))
         rows = outcomes.still_to_run(read_rows(config.inputs, plan.reader))
-        damage = decode(config, rows, outcomes, signals)
+        damage = decode(config, rows, outcomes, signals, span)
         if signals.received or outcomes.too_many_failures:
             store.commit()
             code = signals.exit_code or 1
@@ -56,7 +67,8 @@ def run(config: RunConfig) -> int:
                 outcomes.write_summary(config.summary_json, config, outcomes.counts, code, finished=False)
             progress.say(how_to_continue(config, outcomes))
             return code
-        finished = store.finish(make_columns(config, outcomes.shared_pattern))
+        with span("finish table"):
+            finished = store.finish(make_columns(config, outcomes.shared_pattern))
     print_summary(outcomes.statistics(finished.statuses), plan.output, quiet=config.quiet)
     code = 0 if outcomes.all_good(finished.statuses) else 1
     if config.summary_json:
@@ -81,8 +93,9 @@ def check(config: RunConfig) -> Plan:
     if config.output is None:
         raise UsageError("no output: say where the table goes with -o TABLE.parquet")
     check_settings(config)
-    if config.summary_json is not None and not config.summary_json.parent.is_dir():
-        raise UsageError(f"--summary-json: there is no directory {config.summary_json.parent}")
+    for flag, file in (("--summary-json", config.summary_json), ("--profile", config.profile)):
+        if file is not None and not file.parent.is_dir():
+            raise UsageError(f"{flag}: there is no directory {file.parent}")
     pattern = default_pattern(config)
     if pattern is not None:
         check_pattern(config, pattern)
@@ -224,7 +237,9 @@ def open_store(config: RunConfig, plan: Plan) -> Store:
     )
 
 
-def decode(config: RunConfig, rows: Iterator[Row], outcomes: Outcomes, signals: Signals) -> InputError | None:
+def decode(
+    config: RunConfig, rows: Iterator[Row], outcomes: Outcomes, signals: Signals, span: Span = nullcontext
+) -> InputError | None:
     """Run what has no result yet; returns what was wrong with the input where it could not be read on."""
     try:
         first = next(rows, None)
@@ -232,9 +247,10 @@ def decode(config: RunConfig, rows: Iterator[Row], outcomes: Outcomes, signals: 
         return error
     if first is None or signals.received:  # nothing to do: no model needed
         return None
-    from jfbatch import decoding  # here, because it brings torch and transformers
+    with span("import"):
+        from jfbatch import decoding  # here, because it brings torch and transformers
 
-    return decoding.decode(config, chain([first], rows), outcomes, signals)
+    return decoding.decode(config, chain([first], rows), outcomes, signals, span)
 
 
 def how_to_continue(config: RunConfig, outcomes: Outcomes) -> str:

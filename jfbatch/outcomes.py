@@ -9,7 +9,8 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,13 +33,21 @@ _STATUS_OF = {"finished": "ok", "shortened": "shortened", "failed": "failed"}
 
 
 class Outcomes:
-    """The results of a run as they come in."""
+    """The results of a run as they come in; `span` times what is done with them."""
 
-    def __init__(self, store: Store, progress: Progress, retries: int, max_failures: int | None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        progress: Progress,
+        retries: int,
+        max_failures: int | None,
+        span: Callable[[str], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
         self.store = store
         self.progress = progress
         self.retries = retries
         self.max_failures = max_failures
+        self.span = span
         self.counts: Counter[str] = Counter()
         self.rows_kept = 0
         self.rows_total: int | None = None
@@ -141,10 +150,11 @@ class Outcomes:
 
     def each_step(self) -> None:
         """Commit and show what is due; called between steps of the engine."""
-        with self._lock:
+        with self._lock, self.span("write"):
             self.store.commit_if_due()
         if self.progress.is_due():
-            self.progress.update(self.statistics())
+            with self.span("show"):
+                self.progress.update(self.statistics())
 
     def status_line(self) -> str:
         return progress_text(self.statistics())

@@ -7,16 +7,21 @@ common token prefix. Tokens that what follows could merge with are left to the m
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
+from contextlib import nullcontext
 
 from jfbatch.engine.retokenize import Retokenized, Retokenizer, Tokenization
 from jfbatch.engine.sequence import Sequence
+from jfbatch.engine.watching import Span
 from jfbatch.errors import GrammarError
 
 
 class Jumper:
     """Changes outputs by what their grammars already determine."""
 
-    def __init__(self, tokenization: Tokenization, retokenizer: Retokenizer) -> None:
+    def __init__(
+        self, tokenization: Tokenization, retokenizer: Retokenizer, span: Span = nullcontext
+    ) -> None:
+        self._span = span
         self._tokenization = tokenization
         self._retokenizer = retokenizer
 
@@ -31,7 +36,8 @@ class Jumper:
         forced = sequence.matcher.forced_bytes()
         if not forced:
             return False
-        plan = self._retokenizer.jump(bytes(sequence.text), sequence.ends, forced)
+        with self._span("retokenise"):
+            plan = self._retokenizer.jump(bytes(sequence.text), sequence.ends, forced)
         if plan is None:
             return False
         if sequence.matcher.shortest_ending() == forced and self._jump_to_end(sequence, plan):
@@ -64,7 +70,8 @@ class Jumper:
         ending = sequence.matcher.shortest_ending()
         if not ending:
             return 0
-        plan = self._retokenizer.ending(bytes(sequence.text), sequence.ends, ending)
+        with self._span("retokenise"):
+            plan = self._retokenizer.ending(bytes(sequence.text), sequence.ends, ending)
         return None if plan is None else plan.keep + len(plan.certain) - sequence.output_tokens
 
     def can_end_in_time(self, sequence: Sequence) -> bool:

@@ -15,7 +15,9 @@ import sys
 import threading
 import time
 import warnings
+from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from queue import SimpleQueue
@@ -97,14 +99,22 @@ class _Job:
 
 
 class Compiler:
-    """Compiles patterns in background threads; a context manager, which stores what grew at its end."""
+    """Compiles patterns in background threads; a context manager, which stores what grew at its end.
+
+    `span` times each pattern's work.
+    """
 
     def __init__(
-        self, vocabulary: Vocabulary, options: CompilerOptions, cache: GrammarCache | None = None
+        self,
+        vocabulary: Vocabulary,
+        options: CompilerOptions,
+        cache: GrammarCache | None = None,
+        span: Callable[[str], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         self.vocabulary = vocabulary
         self.options = options
         self.cache = cache
+        self.span = span
         self.statistics = CompilerStatistics()
         self.futures: dict[tuple[str, tuple[BackendName, ...]], Future[CompiledGrammar]] = {}
         # What became of a pattern (by fingerprint) with one backend: "auto" and "fsm" share it.
@@ -176,15 +186,17 @@ class Compiler:
     def _work(self) -> None:
         sys.setrecursionlimit(max(sys.getrecursionlimit(), RECURSION_LIMIT))
         try:
-            warm_up()
+            with self.span("warm up"):
+                warm_up()
         except Exception:  # the thread must live: the patterns themselves say what is wrong, row by row
             logger.exception("warming up failed")
         while (job := self.queue.get()) is not None and not self.closing.is_set():
             started = time.perf_counter()
             survived = False
             try:
-                self._run(job)
-                self._make_room(job.key)
+                with self.span("compile"):
+                    self._run(job)
+                    self._make_room(job.key)
                 survived = True
             finally:
                 if not survived:
@@ -357,7 +369,8 @@ class Compiler:
     def _look_ahead(self, job: _Job, grammar: CompiledGrammar) -> None:
         try:
             if isinstance(grammar, Grammar):
-                explore_ahead(grammar, self.options.explore, self.closing)
+                with self.span("look ahead"):
+                    explore_ahead(grammar, self.options.explore, self.closing)
             elif isinstance(grammar, ForeignGrammar):
                 grammar.prepare()
         except InvalidGrammar as error:

@@ -1,0 +1,51 @@
+"""Timing the parts of the forward pass for `--profile`: hooks on the model's modules, put there on request.
+
+Without them a run has no cost at all. On a GPU they time the launches, not the work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from torch import nn
+
+Span = Callable[[str], AbstractContextManager[object]]
+"""Times what is done inside it under the name given; `contextlib.nullcontext` times nothing."""
+
+
+def watch_modules(model: Any, span: Span) -> int:
+    """Put spans around linear layers, attention modules and the LM head; returns how many modules have one.
+
+    An attention module's own time (less the linear layers inside it) is rotation, KV writes and attention.
+    """
+    head = model.get_output_embeddings()
+    watched = 0
+    for module in model.modules():
+        if name := _kind(module, head):
+            _watch(module, name, span)
+            watched += 1
+    return watched
+
+
+def _kind(module: nn.Module, head: nn.Module | None) -> str | None:
+    if module is head:
+        return "LM head"
+    if hasattr(module, "in_features") and hasattr(module, "out_features"):
+        return "linear"
+    return "attention" if hasattr(module, "layer_idx") and hasattr(module, "head_dim") else None
+
+
+def _watch(module: nn.Module, name: str, span: Span) -> None:
+    running: list[AbstractContextManager[object]] = []
+
+    def enter(*_arguments: Any) -> None:
+        running.append(span(name))
+        running[-1].__enter__()
+
+    def leave(*_arguments: Any) -> None:
+        running.pop().__exit__(None, None, None)
+
+    module.register_forward_pre_hook(enter)
+    module.register_forward_hook(leave)
