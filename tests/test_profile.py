@@ -14,7 +14,7 @@ from tests.tiny_model import tiny_model  # noqa: F401 - a fixture
 SCHEMA = {"type": "object", "properties": {"kind": {"enum": ["red", "green"]}, "n": {"type": "integer"}}}
 
 
-@pytest.fixture()
+@pytest.fixture
 def job(tmp_path: Path, tiny_model: Path) -> list[str]:  # noqa: F811
     write_lines(tmp_path / "rows.jsonl", [{"id": str(n), "prompt": f"row {n}"} for n in range(6)])
     (tmp_path / "schema.json").write_text(json.dumps({**SCHEMA, "required": ["kind", "n"]}))

@@ -26,10 +26,10 @@ from jfbatch.engine.pace import Pace
 from jfbatch.engine.repetition import REPETITION, is_repeating
 from jfbatch.engine.retokenize import Retokenizer, Tokenization
 from jfbatch.engine.runner import Runner, is_out_of_memory
-from jfbatch.engine.sampler import Draw, choose
+from jfbatch.engine.sampler import Choices, Draw, choose
 from jfbatch.engine.scheduler import Planned, Scheduler
 from jfbatch.engine.sequence import Completion, Reason, Request, Sequence
-from jfbatch.engine.watching import Span
+from jfbatch.engine.watching import Span, watched
 from jfbatch.engine.window import Window
 from jfbatch.errors import GrammarError, JfbatchError
 
@@ -70,6 +70,7 @@ class Engine:
         self.statistics = EngineStatistics()
         retokenizer = Retokenizer(self.tokenization, self.runner.vocabulary_size)
         self._jumper = Jumper(self.tokenization, retokenizer, self.span)
+        self._jump = watched(self.span, "jump", self._jumper.jump)
         self._drafter = Drafter(self.tokenization, retokenizer, LONGEST if self.config.drafts else 0)
         self._pace = Pace(self.runner.device, self.runner.logits_share)
         self._scheduler = Scheduler(
@@ -300,22 +301,26 @@ class Engine:
             choices = choose(candidates, masks, draws, self.config.log_probabilities)
         sampled = time.perf_counter()
         self.statistics.sample_seconds += sampled - masked
-        for index, window in enumerate(windows):
-            sequence = window.sequence
-            if index in choices.failures:
-                place = f"at output token {sequence.output_tokens}"
-                window.open = not self._finish(sequence, "failed", f"{choices.failures[index]} ({place})")
-                self.runner.pool.erase(sequence.slot)  # its K and V may be no numbers
-                sequence.forget()
-                continue
-            if choices.log_probabilities is not None:
-                sequence.log_probability = (sequence.log_probability or 0.0) + float(
-                    choices.log_probabilities[index]
-                )
-            window.decisions += 1
-            with self.span("accept"):
-                window.open = not self._accept_or_fail(sequence, int(choices.token_ids[index]))
+        with self.span("accept"):
+            for index, window in enumerate(windows):
+                self._take_choice(window, choices, index)
         self.statistics.accept_seconds += time.perf_counter() - sampled
+
+    def _take_choice(self, window: Window, choices: Choices, index: int) -> None:
+        """Accept what was chosen for a window's row, or fail the row where nothing could be."""
+        sequence = window.sequence
+        if index in choices.failures:
+            place = f"at output token {sequence.output_tokens}"
+            window.open = not self._finish(sequence, "failed", f"{choices.failures[index]} ({place})")
+            self.runner.pool.erase(sequence.slot)  # its K and V may be no numbers
+            sequence.forget()
+            return
+        if choices.log_probabilities is not None:
+            sequence.log_probability = (sequence.log_probability or 0.0) + float(
+                choices.log_probabilities[index]
+            )
+        window.decisions += 1
+        window.open = not self._accept_or_fail(sequence, int(choices.token_ids[index]))
 
     def _masks(self, windows: list[Window]) -> NDArray[np.uint32]:
         """uint32 [rows, words] of the rows whose matcher gives a mask; the others fail and close."""
@@ -366,9 +371,7 @@ class Engine:
             return self._finish(sequence, "shortened")
         if self.config.repetition_stop and self._stops_repeating(sequence):
             return self._finish(sequence, "shortened", REPETITION)
-        with self.span("jump"):
-            finished = self._jumper.jump(sequence)
-        return finished and self._finish(sequence, "finished")
+        return self._jump(sequence) and self._finish(sequence, "finished")
 
     def _stops_repeating(self, sequence: Sequence) -> bool:
         """Complete an output that goes round in circles; False where there is nothing to stop."""

@@ -6,13 +6,33 @@ Without them a run has no cost at all. On a GPU they time the launches, not the 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 from torch import nn
 
 Span = Callable[[str], AbstractContextManager[object]]
 """Times what is done inside it under the name given; `contextlib.nullcontext` times nothing."""
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+def watched(span: Span, name: str, function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """`function` with a span around each call; the function itself where nothing is timed.
+
+    For what is called for every row of every step, where even an empty context manager would show.
+    """
+    if span is nullcontext:
+        return function
+
+    @wraps(function)
+    def timed(*arguments: Arguments.args, **options: Arguments.kwargs) -> Result:
+        with span(name):
+            return function(*arguments, **options)
+
+    return timed
 
 
 def watch_modules(model: Any, span: Span) -> int:

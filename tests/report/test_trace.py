@@ -91,7 +91,7 @@ def test_threads_have_lanes_of_their_own_and_the_file_nests(tmp_path: Path) -> N
     assert len(spans) == 4 * 4
     assert {span["tid"] for span in spans} == {0, 1, 2, 3}
     assert_nested(spans)
-    named = [event for event in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]]
+    named = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert {event["args"]["name"] for event in named if event["ph"] == "M"} >= {"worker 0", "worker 2"}
 
 
@@ -122,9 +122,13 @@ def test_the_table_names_every_kind() -> None:
 
 
 def test_a_profile_is_written_when_the_run_breaks(tmp_path: Path) -> None:
-    with pytest.raises(KeyError), Profile(tmp_path / "trace.json", io.StringIO()) as trace:
-        work(trace)
-        raise KeyError("row")
+    def run() -> None:
+        with Profile(tmp_path / "trace.json", io.StringIO()) as trace:
+            work(trace)
+            raise KeyError("row")
+
+    with pytest.raises(KeyError):
+        run()
     assert spans_of(tmp_path / "trace.json")
 
 
