@@ -43,13 +43,13 @@ INSTRUCTION = (
 SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
 
 _FIRST_NAMES = (
-    "Anna Brian Carla David Elena Farid Grace Henry Ingrid Jamal Kate Luis Mona Nikhil Olivia Peter Quinn "
-    "Rosa Samir Tara"
-).split()
+    *("Anna", "Brian", "Carla", "David", "Elena", "Farid", "Grace", "Henry", "Ingrid", "Jamal", "Kate"),
+    *("Luis", "Mona", "Nikhil", "Olivia", "Peter", "Quinn", "Rosa", "Samir", "Tara"),
+)
 _LAST_NAMES = (
-    "Becker Chang Dubois Evans Fischer Garcia Hughes Ivanov Jensen Kim Lopez Murphy Nakamura Okafor Patel "
-    "Rossi Silva Turner"
-).split()
+    *("Becker", "Chang", "Dubois", "Evans", "Fischer", "Garcia", "Hughes", "Ivanov", "Jensen", "Kim"),
+    *("Lopez", "Murphy", "Nakamura", "Okafor", "Patel", "Rossi", "Silva", "Turner"),
+)
 _COMPANIES = (
     *("Acme Tools", "Blue River Ltd", "Cedar Labs", "Delta Foods", "Evergreen Systems", "Fairview Clinic"),
     *("Granite Works", "Harbor Logistics", "Ironwood Media", "Juniper Retail"),
