@@ -6,7 +6,9 @@ are told without them.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -36,11 +38,24 @@ def decode(
         loaded = load_model(
             config.model, config.device, config.dtype, config.cache_directory, config.trust_remote_code
         )
+    with ThreadPoolExecutor(1, "jfbatch-packer") as packer:
+        # Packing the weights leaves Python to the others: meanwhile patterns compile and prompts are read.
+        runner = packer.submit(make_runner, config, loaded, span)
+        return _decode_with(config, rows, outcomes, signals, loaded, runner, span)
+
+
+def _decode_with(
+    config: RunConfig,
+    rows: Iterator[Row],
+    outcomes: Outcomes,
+    signals: Signals,
+    loaded: LoadedModel,
+    runner: Future[Runner],
+    span: Span,
+) -> InputError | None:
+    """The rest of `decode`, once the model is loaded and its runner is being made."""
     with span("vocabulary"):
         vocabulary = vocabulary_of(loaded)
-    with span("prepare model"):
-        engine = make_engine(config, loaded, vocabulary, span)
-    signals.on_stop(engine.stop)
     with (
         GrammarCache(config.cache_directory / "grammars") as cache,
         Compiler(vocabulary, compiler_options(config), cache, span) as compiler,
@@ -54,6 +69,14 @@ def decode(
             span,
         ) as feed,
     ):
+        with span("wait for weights"):
+            packed = runner.result()
+        with span("prepare engine"):
+            engine = make_engine(config, loaded, packed, vocabulary, span)
+        if not gc.isenabled():  # the command line keeps it off while things are loaded
+            gc.freeze()
+            gc.enable()
+        signals.on_stop(engine.stop)
         outcomes.watch(engine.statistics, compiler.statistics)
         for completion in engine.run(feed):
             with span("complete"):
@@ -93,8 +116,21 @@ class ModelTokenization:
         return self.vocabulary.token_bytes[token_id] or b""
 
 
+def make_runner(config: RunConfig, loaded: LoadedModel, span: Span = nullcontext) -> Runner:
+    """The model ready for packed steps. Raises ModelError where it cannot be run so."""
+    with span("pack weights"):
+        runner = Runner(loaded.model)
+    if config.profile is not None:
+        watch_modules(loaded.model, span)
+    return runner
+
+
 def make_engine(
-    config: RunConfig, loaded: LoadedModel, vocabulary: Vocabulary, span: Span = nullcontext
+    config: RunConfig,
+    loaded: LoadedModel,
+    runner: Runner,
+    vocabulary: Vocabulary,
+    span: Span = nullcontext,
 ) -> Engine:
     """The engine for this model and these settings."""
     settings = EngineConfig(
@@ -106,9 +142,6 @@ def make_engine(
     )
     if config.kv_memory is not None:
         settings = replace(settings, kv_memory=config.kv_memory)
-    runner = Runner(loaded.model)
-    if config.profile is not None:
-        watch_modules(loaded.model, span)
     return Engine(runner, ModelTokenization(loaded, vocabulary), settings, span)
 
 

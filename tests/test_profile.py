@@ -31,7 +31,16 @@ def test_a_run_is_profiled_from_reading_to_the_finished_table(
     assert invoke(*job, "--profile", tmp_path / "trace.json") == 0
     spans = spans_of(tmp_path / "trace.json")
     names = {span["name"] for span in spans}
-    assert names >= {"load model", "vocabulary", "prepare model", "read", "render", "compile", "fetch"}
+    assert names >= {
+        "load model",
+        "vocabulary",
+        "pack weights",
+        "prepare engine",
+        "read",
+        "render",
+        "compile",
+        "fetch",
+    }
     assert names >= {"step", "plan", "draft", "forward", "linear", "attention", "LM head"}
     assert names >= {"mask", "choose", "accept", "jump", "retire", "complete", "write", "finish table"}
     assert_nested(spans)
