@@ -175,7 +175,13 @@ class RunConfig(pydantic.BaseModel):
     threads: int | None = _setting(None, "Speed", "CPU threads, by default one per physical core.", ge=1)
     batch_size: int = _setting(64, "Speed", "Most rows decoded at once.", ge=1)
     kv_memory: ByteCount | None = _setting(
-        None, "Speed", "Memory for the KV cache, such as 2GiB; by default what the device can spare.", ge=1
+        None,
+        "Speed",
+        "Memory for the KV cache, such as 2GiB; by default half of the free RAM, or most of a GPU's.",
+        ge=1,
+    )
+    kv_dtype: Literal["auto", "f32", "bf16"] = _setting(
+        "auto", "Speed", "Type of the KV cache; auto is bf16 for f32 weights, else the weights' own type."
     )
     jump: bool = _setting(True, "Speed", "Skip sampling what the grammar determines (on or off).")
     drafts: bool = _setting(True, "Speed", "Verify likely tokens several at a time (on or off).")
@@ -193,7 +199,7 @@ class RunConfig(pydantic.BaseModel):
             raise ValueError("must be auto, cpu, cuda or cuda:N")
         return value
 
-    @pydantic.field_validator("dtype", mode="before")
+    @pydantic.field_validator("dtype", "kv_dtype", mode="before")
     @classmethod
     def _dtype_by_its_long_name(cls, value: Any) -> Any:
         return {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}.get(value, value)

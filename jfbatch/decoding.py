@@ -10,10 +10,12 @@ import gc
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import replace
+
+import torch
 
 from jfbatch.config import RunConfig
 from jfbatch.engine.engine import Engine, EngineConfig
+from jfbatch.engine.memory import spare_memory
 from jfbatch.engine.model import LoadedModel, load_model, set_threads
 from jfbatch.engine.runner import Runner
 from jfbatch.engine.watching import Span, watch_modules
@@ -26,6 +28,8 @@ from jfbatch.outcomes import Outcomes
 from jfbatch.rows.prompt import PromptRenderer
 from jfbatch.rows.row import Row
 from jfbatch.signals import Signals
+
+_KV_DTYPES = {"auto": None, "f32": torch.float32, "bf16": torch.bfloat16}
 
 
 def decode(
@@ -119,7 +123,7 @@ class ModelTokenization:
 def make_runner(config: RunConfig, loaded: LoadedModel, span: Span = nullcontext) -> Runner:
     """The model ready for packed steps. Raises ModelError where it cannot be run so."""
     with span("pack weights"):
-        runner = Runner(loaded.model)
+        runner = Runner(loaded.model, kv_dtype=_KV_DTYPES[config.kv_dtype])
     if config.profile is not None:
         watch_modules(loaded.model, span)
     return runner
@@ -135,13 +139,12 @@ def make_engine(
     """The engine for this model and these settings."""
     settings = EngineConfig(
         batch_size=config.batch_size,
+        kv_memory=config.kv_memory or spare_memory(runner.device),
         context_length=loaded.context_length,
         jump=config.jump,
         drafts=config.drafts,
         repetition_stop=config.repetition_stop,
     )
-    if config.kv_memory is not None:
-        settings = replace(settings, kv_memory=config.kv_memory)
     return Engine(runner, ModelTokenization(loaded, vocabulary), settings, span)
 
 

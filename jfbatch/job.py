@@ -211,6 +211,7 @@ def open_store(config: RunConfig, plan: Plan) -> Store:
     fingerprint = {
         "model": model_identity(config.model),
         "dtype": config.dtype,
+        "kv-dtype": config.kv_dtype,
         "pattern": plan.pattern.fingerprint if plan.pattern else "",
         "json-style": config.json_style,
         "objects": config.objects,
