@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 
 import torch
@@ -43,45 +43,44 @@ def decode(
             config.model, config.device, config.dtype, config.cache_directory, config.trust_remote_code
         )
     with ThreadPoolExecutor(1, "jfbatch-packer") as packer:
-        # Packing the weights leaves Python to the others: meanwhile patterns compile and prompts are read.
+        # Packing the weights leaves Python to what comes next: vocabulary, grammar cache, compiled kernels.
         runner = packer.submit(make_runner, config, loaded, span)
-        return _decode_with(config, rows, outcomes, signals, loaded, runner, span)
+        with span("vocabulary"):
+            vocabulary = vocabulary_of(loaded)
+        with (
+            GrammarCache(config.cache_directory / "grammars") as cache,
+            Compiler(vocabulary, compiler_options(config), cache, span) as compiler,
+        ):
+            with span("wait for weights"):
+                packed = runner.result()
+            engine = make_engine(config, loaded, packed, vocabulary, span)
+            if not gc.isenabled():  # the command line keeps it off while things are loaded
+                gc.freeze()
+                gc.enable()
+            signals.on_stop(engine.stop)
+            outcomes.watch(engine.statistics, compiler.statistics)
+            return run_rows(config, rows, outcomes, loaded, compiler, engine)
 
 
-def _decode_with(
+def run_rows(
     config: RunConfig,
     rows: Iterator[Row],
     outcomes: Outcomes,
-    signals: Signals,
     loaded: LoadedModel,
-    runner: Future[Runner],
-    span: Span,
+    compiler: Compiler,
+    engine: Engine,
 ) -> InputError | None:
-    """The rest of `decode`, once the model is loaded and its runner is being made."""
-    with span("vocabulary"):
-        vocabulary = vocabulary_of(loaded)
-    with (
-        GrammarCache(config.cache_directory / "grammars") as cache,
-        Compiler(vocabulary, compiler_options(config), cache, span) as compiler,
-        Feed(
-            rows,
-            PromptRenderer(loaded.tokenizer, config.system, config.raw),
-            compiler,
-            feed_options(config, loaded),
-            outcomes.reject,
-            outcomes.each_step,
-            span,
-        ) as feed,
-    ):
-        with span("wait for weights"):
-            packed = runner.result()
-        with span("prepare engine"):
-            engine = make_engine(config, loaded, packed, vocabulary, span)
-        if not gc.isenabled():  # the command line keeps it off while things are loaded
-            gc.freeze()
-            gc.enable()
-        signals.on_stop(engine.stop)
-        outcomes.watch(engine.statistics, compiler.statistics)
+    """Feed the rows to the engine and settle what comes out, one after another."""
+    span = engine.span
+    with Feed(
+        rows,
+        PromptRenderer(loaded.tokenizer, config.system, config.raw),
+        compiler,
+        feed_options(config, loaded),
+        outcomes.reject,
+        outcomes.each_step,
+        span,
+    ) as feed:
         for completion in engine.run(feed):
             with span("complete"):
                 waiting = feed.finished(completion.key)

@@ -34,8 +34,7 @@ def test_a_run_is_profiled_from_reading_to_the_finished_table(
     assert names >= {
         "load model",
         "vocabulary",
-        "pack weights",
-        "prepare engine",
+        "pack weightswait for weights",
         "read",
         "render",
         "compile",
