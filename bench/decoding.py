@@ -10,6 +10,7 @@ import resource
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,11 +28,12 @@ from jfbatch.engine.configuration import EngineStatistics
 from jfbatch.engine.engine import Engine, EngineConfig
 from jfbatch.engine.model import LoadedModel, load_model
 from jfbatch.engine.runner import Runner, Segment
+from jfbatch.engine.watching import Span
 from jfbatch.feed import Feed, FeedOptions
 from jfbatch.grammar.compiler import Compiler, CompilerOptions
 from jfbatch.rows.prompt import PromptRenderer
 from jfbatch.rows.reader import ReaderOptions, read_rows
-from jfbatch.rows.row import Pattern
+from jfbatch.rows.row import Pattern, Row
 from jfbatch.rows.validate import validator
 
 PATTERN = Pattern.of_schema(workload.SCHEMA)
@@ -146,33 +148,43 @@ class Bench:
         self.run(EngineConfig(batch_size=2, context_length=self.loaded.context_length), rows=2, max_tokens=40)
 
     def run(self, settings: EngineConfig, rows: int, max_tokens: int = workload.MAX_TOKENS) -> Measured:
-        """Run the first `rows` rows."""
+        """Run the first `rows` rows of the workload."""
         with tempfile.TemporaryDirectory() as directory:
             file = Path(directory) / "rows.jsonl"
             workload.write_rows(file, rows)
-            return self._run(file, settings, rows, max_tokens)
+            return self.run_file(file, settings, rows, max_tokens, PATTERN)
 
-    def _run(self, file: Path, settings: EngineConfig, rows: int, max_tokens: int) -> Measured:
+    def run_file(
+        self,
+        file: Path,
+        settings: EngineConfig,
+        rows: int,
+        max_tokens: int,
+        pattern: Pattern | None = None,
+        span: Span = nullcontext,
+    ) -> Measured:
+        """Run the rows of a file; `pattern` is for those that bring none."""
         started, cpu = time.perf_counter(), cpu_seconds()
-        engine = _TimedEngine(self.runner, ModelTokenization(self.loaded, self.vocabulary), settings)
+        engine = _TimedEngine(self.runner, ModelTokenization(self.loaded, self.vocabulary), settings, span)
         texts = [""] * rows
         valid = tokens = row_steps = 0
         try:
             with (
-                Compiler(self.vocabulary, CompilerOptions(style="compact")) as compiler,
+                Compiler(self.vocabulary, CompilerOptions(style="compact"), span=span) as compiler,
                 Feed(
-                    read_rows([str(file)], ReaderOptions(pattern=PATTERN)),
+                    read_rows([str(file)], ReaderOptions(pattern=pattern)),
                     self._renderer(),
                     compiler,
                     self._options(max_tokens),
                     _refuse,
                     _nothing,
+                    span,
                 ) as feed,
             ):
                 for completion in engine.run(feed):
                     row = feed.finished(completion.key).row
                     texts[row.index] = text = completion.text.decode()
-                    valid += validator(PATTERN).check(text) is None
+                    valid += validator(_pattern_of(row)).check(text) is None
                     tokens += completion.completion_tokens
                     row_steps += completion.forward_passes
             seconds, cpu = time.perf_counter() - started, cpu_seconds() - cpu
@@ -182,10 +194,15 @@ class Bench:
 
     def _renderer(self) -> PromptRenderer:
         tokenizer: Any = self.loaded.tokenizer
-        return PromptRenderer(tokenizer)
+        return PromptRenderer(tokenizer, raw=not tokenizer.chat_template)
 
     def _options(self, max_tokens: int) -> FeedOptions:
         return FeedOptions(max_tokens=max_tokens, context_length=self.loaded.context_length)
+
+
+def _pattern_of(row: Row) -> Pattern:
+    assert row.pattern is not None
+    return row.pattern
 
 
 def _refuse(row: Any, status: str, error: str) -> None:
