@@ -49,7 +49,7 @@ def measure(bench: Bench, rows: int, schemas: int, batch: int, directory: Path) 
 
 
 def line(rows: int, schemas: int, measured: Measured, trace: Trace) -> str:
-    """A row of the table; milliseconds of CPU and wall per row, those per row of what grows if anything does."""
+    """A row of the table: milliseconds per row, of all and of what would grow if anything does."""
     kinds = {name: kind for lane in trace.lanes for name, kind in lane.kinds.items()}
 
     def per_row(name: str) -> str:

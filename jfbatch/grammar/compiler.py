@@ -15,12 +15,13 @@ import sys
 import threading
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Literal
 
@@ -52,6 +53,7 @@ _FOREIGN_BYTES = 256 * 1024  # an estimate: other engines do not say what a gram
 _REFUSAL_BYTES = 4096  # with the pattern's job and future
 STACK_BYTES = 512 * 1024 * 1024  # of a compiling thread: virtual, touched only by deeply nested patterns
 RECURSION_LIMIT = 200_000
+_MOST_UNEXPLORED = 64
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,9 @@ class Compiler:
         self.kept = KeptKeys(options.memory)
         self.lock = threading.Lock()
         self.queue: SimpleQueue[_Job | None] = SimpleQueue()
+        # Grammars to look ahead in, once no pattern waits; past the limit the oldest, whose rows run by now,
+        # are left to look at their states as they meet them.
+        self._unexplored: deque[tuple[_Job, CompiledGrammar]] = deque(maxlen=_MOST_UNEXPLORED)
         self.closing = threading.Event()
         self._backends: dict[BackendName, Backend] = {}
         self._opening = threading.Lock()
@@ -190,12 +195,16 @@ class Compiler:
                 warm_up()
         except Exception:  # the thread must live: the patterns themselves say what is wrong, row by row
             logger.exception("warming up failed")
-        while (job := self.queue.get()) is not None and not self.closing.is_set():
+        while (work := self._next()) is not None and not self.closing.is_set():
+            job, ready = work
             started = time.perf_counter()
             survived = False
             try:
                 with self.span("compile"):
-                    self._run(job)
+                    if ready is None:
+                        self._run(job)
+                    else:
+                        self._look_ahead(job, ready)
                     self._make_room(job.key)
                 survived = True
             finally:
@@ -204,6 +213,17 @@ class Compiler:
             with self.lock:
                 self.statistics.seconds += time.perf_counter() - started
         self.queue.put(None)  # for the next thread
+
+    def _next(self) -> tuple[_Job, CompiledGrammar | None] | None:
+        """The next pattern to compile, or a grammar to look ahead in while there is none; None at the end."""
+        try:
+            job = self.queue.get_nowait()
+        except Empty:
+            try:
+                return self._unexplored.popleft()
+            except IndexError:
+                job = self.queue.get()
+        return None if job is None else (job, None)
 
     def _bury(self, job: _Job) -> None:
         """This thread is dying: its pattern's rows get the reason, and another thread takes the queue."""
@@ -246,7 +266,7 @@ class Compiler:
             return
         if not isinstance(outcome, InvalidGrammar):
             self._settle(job, outcome)
-            self._look_ahead(job, outcome)
+            self._unexplored.append((job, outcome))
             return
         refused = _refused_too(job, outcome)
         if following := job.next(refused):
