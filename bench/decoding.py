@@ -28,12 +28,13 @@ from jfbatch.engine.configuration import EngineStatistics
 from jfbatch.engine.engine import Engine, EngineConfig
 from jfbatch.engine.model import LoadedModel, load_model
 from jfbatch.engine.runner import Runner, Segment
+from jfbatch.engine.sequence import Completion
 from jfbatch.engine.watching import Span
-from jfbatch.feed import Feed, FeedOptions
+from jfbatch.feed import Feed, FeedOptions, Waiting
 from jfbatch.grammar.compiler import Compiler, CompilerOptions
 from jfbatch.rows.prompt import PromptRenderer
 from jfbatch.rows.reader import ReaderOptions, read_rows
-from jfbatch.rows.row import Pattern, Row
+from jfbatch.rows.row import Pattern
 from jfbatch.rows.validate import validator
 
 PATTERN = Pattern.of_schema(workload.SCHEMA)
@@ -136,12 +137,17 @@ class _TimedEngine(Engine):
 class Bench:
     """A loaded model and its runner, for any number of runs with other settings."""
 
-    def __init__(self, model: str, dtype: str, device: str = "cpu", cache: Path | None = None) -> None:
-        self.loaded: LoadedModel = load_model(model, device, dtype, cache)
-        self.vocabulary = vocabulary_of(self.loaded)
-        self.dtype: torch.dtype = self.loaded.model.dtype
-        self.runner = Runner(self.loaded.model)
+    def __init__(self, loaded: LoadedModel, kv_dtype: torch.dtype | None = None) -> None:
+        self.loaded = loaded
+        self.vocabulary = vocabulary_of(loaded)
+        self.dtype: torch.dtype = loaded.model.dtype
+        self.runner = Runner(loaded.model, kv_dtype)
         self.warm_up()
+
+    @staticmethod
+    def load(model: str, dtype: str, device: str = "cpu") -> Bench:
+        """By the name of a model. Raises ModelError."""
+        return Bench(load_model(model, device, dtype))
 
     def warm_up(self) -> None:
         """What only the first run pays: compiled kernels are loaded, the pool learns its shapes."""
@@ -182,9 +188,9 @@ class Bench:
                 ) as feed,
             ):
                 for completion in engine.run(feed):
-                    row = feed.finished(completion.key).row
-                    texts[row.index] = text = completion.text.decode()
-                    valid += validator(_pattern_of(row)).check(text) is None
+                    waiting = feed.finished(completion.key)
+                    texts[waiting.row.index] = completion.text.decode("utf-8", "replace")
+                    valid += _is_valid(waiting, completion)
                     tokens += completion.completion_tokens
                     row_steps += completion.forward_passes
             seconds, cpu = time.perf_counter() - started, cpu_seconds() - cpu
@@ -200,9 +206,12 @@ class Bench:
         return FeedOptions(max_tokens=max_tokens, context_length=self.loaded.context_length)
 
 
-def _pattern_of(row: Row) -> Pattern:
-    assert row.pattern is not None
-    return row.pattern
+def _is_valid(waiting: Waiting, completion: Completion) -> bool:
+    """As a run checks it: schemas by a validator of its own, other patterns by their grammar."""
+    pattern = waiting.row.pattern
+    if pattern is None or pattern.kind != "schema":
+        return waiting.grammar.result().fault(completion.text) is None
+    return validator(pattern).check(completion.text.decode("utf-8", "replace")) is None
 
 
 def _refuse(row: Any, status: str, error: str) -> None:

@@ -82,7 +82,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         directory = Path(temporary)
         save_tiny_model(directory / "model")
-        bench = Bench(str(directory / "model"), "f32")
+        bench = Bench.load(str(directory / "model"), "f32")
         print(f"{heads}\n{'|---' * 14}|")
         cases = [(rows, 1) for rows in arguments.rows]
         cases += [(arguments.rows_of_schemas, schemas) for schemas in arguments.schemas]

@@ -122,7 +122,7 @@ def cases(dtype: str, batches: list[int]) -> Iterator[Case]:
 
 def run_dtype(dtype: str, arguments: argparse.Namespace) -> Iterator[tuple[Case, Figures]]:
     """All cases of one dtype on one loaded model; prints as it goes."""
-    bench = Bench(arguments.model, dtype)
+    bench = Bench.load(arguments.model, dtype)
     hardware = measure_hardware(torch.device("cpu"), bench.dtype)
     shape = Shape.of(bench.loaded.model, bench.dtype, bench.runner.pool.bytes_per_token)
     bare = BareLinears(bench.loaded.model, bench.dtype)

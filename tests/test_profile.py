@@ -34,7 +34,8 @@ def test_a_run_is_profiled_from_reading_to_the_finished_table(
     assert names >= {
         "load model",
         "vocabulary",
-        "pack weightswait for weights",
+        "pack weights",
+        "wait for weights",
         "read",
         "render",
         "compile",

@@ -15,7 +15,7 @@ from jfbatch.engine.model import set_threads
 def run(arguments: argparse.Namespace) -> None:
     """One measured run over all rows at once, after a short one that warms up."""
     set_threads(arguments.threads)
-    bench = Bench(arguments.model, arguments.dtype)
+    bench = Bench.load(arguments.model, arguments.dtype)
     settings = EngineConfig(batch_size=arguments.rows, context_length=bench.loaded.context_length)
     meter = Meter()
     measured = bench.run(settings, arguments.rows)
