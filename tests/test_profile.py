@@ -41,7 +41,7 @@ def test_a_run_is_profiled_from_reading_to_the_finished_table(
         "compile",
         "fetch",
     }
-    assert names >= {"step", "plan", "draft", "forward", "linear", "attention", "LM head"}
+    assert names >= {"step", "plan", "draft", "forward", "linear", "attention", "LM head", "norm", "gates"}
     assert names >= {"mask", "choose", "accept", "jump", "retire", "complete", "write", "finish table"}
     assert_nested(spans)
     steps = sum(span["dur"] for span in spans if span["name"] == "step")

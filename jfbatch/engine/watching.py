@@ -36,9 +36,10 @@ def watched(span: Span, name: str, function: Callable[Arguments, Result]) -> Cal
 
 
 def watch_modules(model: Any, span: Span) -> int:
-    """Put spans around linear layers, attention modules and the LM head; returns how many modules have one.
+    """Put spans around the model's modules by what they do; returns how many modules have one.
 
-    An attention module's own time (less the linear layers inside it) is rotation, KV writes and attention.
+    What is left of an attention module, less the linear layers inside it, is rotation, KV writes and
+    attention; of a gated layer, the activation; of the forward pass, embedding, residuals and the layout.
     """
     head = model.get_output_embeddings()
     watched = 0
@@ -54,7 +55,11 @@ def _kind(module: nn.Module, head: nn.Module | None) -> str | None:
         return "LM head"
     if hasattr(module, "in_features") and hasattr(module, "out_features"):
         return "linear"
-    return "attention" if hasattr(module, "layer_idx") and hasattr(module, "head_dim") else None
+    if hasattr(module, "gate_proj") and hasattr(module, "up_proj"):
+        return "gates"
+    if hasattr(module, "layer_idx") and hasattr(module, "head_dim"):
+        return "attention"
+    return "norm" if "norm" in type(module).__name__.lower() else None
 
 
 def _watch(module: nn.Module, name: str, span: Span) -> None:
