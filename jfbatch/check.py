@@ -67,6 +67,7 @@ def check_job(config: RunConfig, json_file: Path | None = None) -> int:
         explore=0.0,
         backend=config.backend,
         max_string=config.max_string,
+        integers=config.integers,
     )
     damage: InputError | None = None
     with Compiler(_BYTES, options) as compiler:

@@ -152,7 +152,14 @@ def check_with(backend: BackendName, config: RunConfig, pattern: Pattern) -> Non
         check_supported(backend, pattern.kind, style, objects, config.strict)
         open_backend(backend, byte_vocabulary()).compile(pattern.kind, pattern.text, style, objects)
     elif pattern.kind == "schema":
-        compile_schema(pattern.schema, style, objects, config.strict, max_string=config.max_string)
+        compile_schema(
+            pattern.schema,
+            style,
+            objects,
+            config.strict,
+            max_string=config.max_string,
+            integers=config.integers,
+        )
     elif pattern.kind == "regex":
         regex_to_expression(pattern.text, dialect="python", alphabet=RAW_UTF8)
     elif pattern.kind == "grammar":
@@ -189,7 +196,12 @@ def read_grammar(path: Path) -> str:
 def make_columns(config: RunConfig, pattern: Pattern | None) -> Columns:
     """The table's columns, `pattern` being what all rows share."""
     return Columns(
-        pattern, config.flatten, config.keep, config.arrow_dates, open_objects=config.objects == "open"
+        pattern,
+        config.flatten,
+        config.keep,
+        config.arrow_dates,
+        open_objects=config.objects == "open",
+        any_integers=config.integers == "any",
     )
 
 
@@ -202,6 +214,7 @@ def open_store(config: RunConfig, plan: Plan) -> Store:
         "json-style": config.json_style,
         "objects": config.objects,
         "max-string": str(config.max_string or ""),
+        "integers": config.integers,
         "backend": config.backend,
         "strict": str(config.strict),
         "system": config.system or "",

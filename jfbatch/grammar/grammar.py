@@ -21,7 +21,7 @@ from jfbatch.grammar.automaton import Automaton
 from jfbatch.grammar.counted import leaf_of
 from jfbatch.grammar.ebnf import grammar_to_rules
 from jfbatch.grammar.expression import RuleSet
-from jfbatch.grammar.json_schema import CompiledSchema, schema_to_rules
+from jfbatch.grammar.json_schema import CompiledSchema, Integers, schema_to_rules
 from jfbatch.grammar.json_schema.python_types import schema_of
 from jfbatch.grammar.masks import MaskTable
 from jfbatch.grammar.program import Program, compile_program
@@ -66,17 +66,19 @@ class Grammar:
         objects: Objects = "closed",
         strict: bool = False,
         max_string: int | None = None,
+        integers: Integers = "any",
     ) -> Grammar:
         """The JSON texts a schema allows, in one fixed layout.
 
         `schema` is a JSON Schema, or a pydantic model or dataclass, whose schema is then taken.
         `objects` "closed" leaves undeclared properties out unless the schema asks for them, "open"
         lets them through wherever the specification does. `max_string` is the most characters of strings
-        that the schema lets be of any length. Raises UnsupportedSchema.
+        that the schema lets be of any length. `integers` "int64" holds integers that lack a bound to it.
+        Raises UnsupportedSchema, UsageError on an option that there is not.
         """
         with _collector_paused():
             compiled, program = compile_schema(
-                schema_of(schema), style, objects, strict, vocabulary.unwritten_bytes, max_string
+                schema_of(schema), style, objects, strict, vocabulary.unwritten_bytes, max_string, integers
             )
         return Grammar(program, vocabulary, compiled.unenforced, compiled.warnings)
 
@@ -112,10 +114,12 @@ class Grammar:
         objects: Objects = "closed",
         strict: bool = False,
         max_string: int | None = None,
+        integers: Integers = "any",
     ) -> Grammar:
         """A pattern as rows carry it: its kind, and its text (JSON for a schema and a choice)."""
         if kind == "schema":
-            return Grammar.from_json_schema(json.loads(text), vocabulary, style, objects, strict, max_string)
+            schema = json.loads(text)
+            return Grammar.from_json_schema(schema, vocabulary, style, objects, strict, max_string, integers)
         if kind == "regex":
             return Grammar.from_regex(text, vocabulary)
         if kind == "choice":
@@ -160,12 +164,15 @@ def compile_schema(
     strict: bool = False,
     absent_bytes: Iterable[int] = (),
     max_string: int | None = None,
+    integers: Integers = "any",
 ) -> tuple[CompiledSchema, Program]:
     """The rules of a schema and their program, before any vocabulary is looked at.
 
     Raises UnsupportedSchema, also where no value can satisfy the schema, and GrammarTooLarge.
     """
-    compiled = schema_to_rules(schema, style=style, objects=objects, strict=strict, max_string=max_string)
+    compiled = schema_to_rules(
+        schema, style=style, objects=objects, strict=strict, max_string=max_string, integers=integers
+    )
     try:
         return compiled, compile_program(compiled.rules, leaf_of, JSON_CHARACTER, absent_bytes)
     except NothingMatches:
