@@ -98,7 +98,8 @@ def held_to_columns(facts: NumberFacts) -> NumberFacts:
     """The bounds of an integer with what its table column adds to a side that has none.
 
     The column is int64, decimal of 38 digits or text: the first that holds all the bounds (and the step).
-    Rows know the same rule (`rows.column_types`); a test compares them.
+    Rows know the same rule (`rows.column_types`); a test compares them. Multiples are held by their length:
+    to compare digits and residues at once takes a state for every pair.
     """
     lower, upper = facts.lower, facts.upper
     stated = [exact(facts.multiple.numerator)] if facts.multiple is not None else []
@@ -107,8 +108,11 @@ def held_to_columns(facts: NumberFacts) -> NumberFacts:
     if upper is not None:
         stated.append(Decimal(_floor(Bound(exact(upper[0]), upper[1]))))
     for least, most in COLUMN_RANGES:
-        if all(least <= value <= most for value in stated):
+        if not all(least <= value <= most for value in stated):
+            continue
+        if facts.multiple is None or (lower and upper):
             return replace(facts, lower=lower or (least, False), upper=upper or (most, False))
+        return replace(facts, characters=len(str(most)) - 1)
     return facts
 
 
