@@ -27,9 +27,11 @@ from jfbatch.grammar.ebnf import grammar_to_rules
 from jfbatch.grammar.grammar import compile_schema
 from jfbatch.grammar.regex import RAW_UTF8, regex_to_expression
 from jfbatch.outcomes import Outcomes
+from jfbatch.report.kernels import telling_of_compilation
 from jfbatch.report.progress import Progress
 from jfbatch.report.summary import print_summary
 from jfbatch.rows.columns import Columns
+from jfbatch.rows.json_text import unique_keys
 from jfbatch.rows.reader import ReaderOptions, check_inputs, read_rows
 from jfbatch.rows.row import Pattern, Row
 from jfbatch.rows.store import Store
@@ -41,8 +43,9 @@ logger = logging.getLogger(__name__)
 
 def run(config: RunConfig) -> int:
     """Run a job and return the process's exit code (see docs/running.md). Raises JfbatchError."""
-    plan = check(config)
     with ExitStack() as stack:
+        stack.enter_context(telling_of_compilation(config.quiet))
+        plan = check(config)
         store = stack.enter_context(open_store(config, plan))
         progress = stack.enter_context(Progress(quiet=config.quiet))
         outcomes = Outcomes(store, progress, config.retries, config.max_failures)
@@ -93,6 +96,7 @@ def check(config: RunConfig) -> Plan:
         schema_column=config.schema_column,
         id_column=config.id_column,
         duplicate_ids=config.duplicate_ids,
+        open_objects=config.objects == "open",
         exclude=(str(config.output), f"{config.output}.parts", f"{config.output}.journal"),
     )
     for name in (*config.inputs, *check_inputs(config.inputs, reader)):
@@ -171,7 +175,7 @@ def check_with(backend: BackendName, config: RunConfig, pattern: Pattern) -> Non
 def read_schema(path: Path) -> object:
     """The JSON Schema in a file. Raises UsageError naming the file and the place."""
     try:
-        schema = json.loads(path.read_text(encoding="utf-8-sig"))
+        schema = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=unique_keys)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}; give --schema a JSON file that exists") from None
     except ValueError as error:

@@ -85,13 +85,15 @@ class Grammar:
     @staticmethod
     def from_regex(pattern: str, vocabulary: Vocabulary) -> Grammar:
         """The texts that Python's re.fullmatch(pattern, text) accepts, as UTF-8. Raises InvalidGrammar."""
-        expression = regex_to_expression(pattern, dialect="python", alphabet=RAW_UTF8)
+        expression = regex_to_expression(
+            _text(pattern, "a regular expression"), dialect="python", alphabet=RAW_UTF8
+        )
         return Grammar(_program(RuleSet(expression), vocabulary), vocabulary)
 
     @staticmethod
     def from_choice(choices: Iterable[str], vocabulary: Vocabulary) -> Grammar:
         """Exactly one of the given texts. Raises InvalidGrammar if there is none."""
-        listed = [] if isinstance(choices, str) else list(choices)
+        listed = list(choices) if isinstance(choices, Iterable) and not isinstance(choices, str) else []
         if not listed or not all(isinstance(text, str) for text in listed):
             raise InvalidGrammar("a choice needs a list of at least one text")
         try:
@@ -103,7 +105,7 @@ class Grammar:
     @staticmethod
     def from_grammar(text: str, vocabulary: Vocabulary) -> Grammar:
         """The texts of a grammar file, in GBNF or Lark's syntax, as UTF-8. Raises InvalidGrammar."""
-        return Grammar(_program(grammar_to_rules(text), vocabulary), vocabulary)
+        return Grammar(_program(grammar_to_rules(_text(text, "a grammar")), vocabulary), vocabulary)
 
     @staticmethod
     def from_pattern(
@@ -117,6 +119,7 @@ class Grammar:
         integers: Integers = "any",
     ) -> Grammar:
         """A pattern as rows carry it: its kind, and its text (JSON for a schema and a choice)."""
+        _text(text, f"a pattern of kind {kind}")
         if kind == "schema":
             schema = json.loads(text)
             return Grammar.from_json_schema(schema, vocabulary, style, objects, strict, max_string, integers)
@@ -192,6 +195,12 @@ def _collector_paused() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
+
+
+def _text(value: Any, name: str) -> str:
+    if not isinstance(value, str):
+        raise InvalidGrammar(f"{name} must be text (str), not {type(value).__name__}")
+    return value
 
 
 def _program(rules: RuleSet, vocabulary: Vocabulary) -> Program:
