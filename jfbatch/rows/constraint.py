@@ -39,7 +39,7 @@ _STRUCTURED_OPTIONS = {
     "disable_additional_properties",
     "whitespace_pattern",
 }
-_BACKEND_NAMES = {**{name: name for name in BACKENDS}, "guidance": "llguidance"}
+_VLLM_NAMES = {"guidance": "llguidance"}  # of backends that are called otherwise here
 _RESPONSE_FORMAT_KEYS = {"type", "json_schema", "schema"}
 _JSON_SCHEMA_KEYS = {"name", "description", "schema", "strict"}
 
@@ -98,8 +98,10 @@ def read_backend(fields: Mapping[str, Any], closed_objects: bool = True) -> str 
 
 
 def _backend(name: str, value: Any) -> str:
-    if isinstance(value, str) and value in _BACKEND_NAMES:
-        return _BACKEND_NAMES[value]
+    if name != "backend" and isinstance(value, str):
+        value = _VLLM_NAMES.get(value, value)
+    if isinstance(value, str) and value in BACKENDS:
+        return value
     shown = repr(value) if isinstance(value, str) else "that"
     raise RowProblem(f"{name} must be one of {', '.join(BACKENDS)}, not {shown[:40]}", field=_top(name))
 
