@@ -78,7 +78,7 @@ class Grammar:
         """
         with _collector_paused():
             compiled, program = compile_schema(
-                schema_of(schema), style, objects, strict, vocabulary.unwritten_bytes, max_string, integers
+                schema_of(schema), style, objects, strict, _absent_bytes(vocabulary), max_string, integers
             )
         return Grammar(program, vocabulary, compiled.unenforced, compiled.warnings)
 
@@ -203,8 +203,14 @@ def _text(value: Any, name: str) -> str:
     return value
 
 
+def _absent_bytes(vocabulary: Vocabulary) -> frozenset[int]:
+    if not isinstance(vocabulary, Vocabulary):
+        raise TypeError(f"a Vocabulary is needed, not {type(vocabulary).__name__}: Vocabulary.from_tokenizer")
+    return vocabulary.unwritten_bytes
+
+
 def _program(rules: RuleSet, vocabulary: Vocabulary) -> Program:
-    return compile_program(rules, leaf_of, JSON_CHARACTER, vocabulary.unwritten_bytes)
+    return compile_program(rules, leaf_of, JSON_CHARACTER, _absent_bytes(vocabulary))
 
 
 class AutomatonMatcher:
