@@ -388,3 +388,18 @@ def test_any_prompt_comes_back_as_written(
     lines = [json.dumps({"prompt": prompt}, ensure_ascii=ascii_only) for prompt in prompts]
     path.write_bytes(end.join(lines).encode())
     assert [row.prompt for row in read_rows([str(path)])] == prompts
+
+
+def test_lines_of_50_megabytes_are_rows_like_others(tmp_path: Path) -> None:
+    long = "x" * 50_000_000
+    lines = [
+        f'{{"prompt": "{long}"}}',
+        f'{{"prompt": "{long}',
+        f'{{"prompt": "p", "note": "{long}", "note": 1}}',
+        '{"prompt": "p"}',
+    ]
+    (tmp_path / "long.jsonl").write_text("\n".join(lines))
+    rows = list(read_rows([str(tmp_path / "long.jsonl")]))
+    assert [len(row.prompt or "") for row in rows] == [50_000_000, 0, 0, 1]
+    assert "long.jsonl:2:12: not JSON: unterminated string" in (rows[1].error or "")
+    assert f"long.jsonl:3:{50_000_029}: the key 'note' appears twice" in (rows[2].error or "")
