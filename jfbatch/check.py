@@ -27,6 +27,7 @@ from jfbatch.grammar.backends import CompiledGrammar
 from jfbatch.grammar.compiler import BackendChoice, Compiler, CompilerOptions
 from jfbatch.job import check_settings, default_pattern
 from jfbatch.report.findings import Findings, PatternFinding, RowFinding, print_findings
+from jfbatch.report.kernels import telling_of_compilation
 from jfbatch.rows.prompt import PromptRenderer
 from jfbatch.rows.reader import ReaderOptions, check_inputs, read_rows
 from jfbatch.rows.row import Pattern, Row, RowProblem
@@ -56,6 +57,7 @@ def check_job(config: RunConfig, json_file: Path | None = None) -> int:
         schema_column=config.schema_column,
         id_column=config.id_column,
         duplicate_ids=config.duplicate_ids,
+        open_objects=config.objects == "open",
     )
     check_inputs(config.inputs, reader)
     check_model_name(config.model)
@@ -67,9 +69,10 @@ def check_job(config: RunConfig, json_file: Path | None = None) -> int:
         explore=0.0,
         backend=config.backend,
         max_string=config.max_string,
+        integers=config.integers,
     )
     damage: InputError | None = None
-    with Compiler(_BYTES, options) as compiler:
+    with telling_of_compilation(config.quiet), Compiler(_BYTES, options) as compiler:
         checking = Checking(config, compiler)
         try:
             checking.take(read_rows(config.inputs, reader))

@@ -114,6 +114,7 @@ _CHECKED = frozenset(
         *(
             "strict",
             "max_string",
+            "integers",
             "compile_timeout",
             "cache_dir",
             "model",

@@ -137,6 +137,11 @@ class RunConfig(pydantic.BaseModel):
     max_string: int | None = _setting(
         None, "Pattern", "Most characters of a string without maxLength, pattern or format.", ge=1
     )
+    integers: Literal["int64", "any"] = _setting(
+        "int64",
+        "Pattern",
+        "int64 holds integers that lack a bound to int64; any lets them be of any size, text in the table.",
+    )
     retries: int = _setting(
         2, "Pattern", "How often to sample again an output that fails the check afterwards.", ge=0
     )

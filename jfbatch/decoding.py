@@ -157,6 +157,7 @@ def compiler_options(config: RunConfig) -> CompilerOptions:
         threads=config.compile_threads,
         backend=config.backend,
         max_string=config.max_string,
+        integers=config.integers,
     )
 
 

@@ -27,10 +27,12 @@ from jfbatch.grammar.ebnf import grammar_to_rules
 from jfbatch.grammar.grammar import compile_schema
 from jfbatch.grammar.regex import RAW_UTF8, regex_to_expression
 from jfbatch.outcomes import Outcomes
+from jfbatch.report.kernels import telling_of_compilation
 from jfbatch.report.progress import Progress
 from jfbatch.report.summary import print_summary
 from jfbatch.report.trace import Profile
 from jfbatch.rows.columns import Columns
+from jfbatch.rows.json_text import unique_keys
 from jfbatch.rows.reader import ReaderOptions, check_inputs, read_rows
 from jfbatch.rows.row import Pattern, Row
 from jfbatch.rows.store import Store
@@ -44,11 +46,12 @@ Span = Callable[[str], AbstractContextManager[object]]
 
 def run(config: RunConfig) -> int:
     """Run a job and return the process's exit code (see docs/running.md). Raises JfbatchError."""
-    plan = check(config)
-    if config.profile is None:
-        return run_plan(config, plan, nullcontext)
-    with Profile(config.profile) as trace:
-        return run_plan(config, plan, trace.span)
+    with telling_of_compilation(config.quiet):
+        plan = check(config)
+        if config.profile is None:
+            return run_plan(config, plan, nullcontext)
+        with Profile(config.profile) as trace:
+            return run_plan(config, plan, trace.span)
 
 
 def run_plan(config: RunConfig, plan: Plan, span: Span) -> int:
@@ -106,6 +109,7 @@ def check(config: RunConfig) -> Plan:
         schema_column=config.schema_column,
         id_column=config.id_column,
         duplicate_ids=config.duplicate_ids,
+        open_objects=config.objects == "open",
         exclude=(str(config.output), f"{config.output}.parts", f"{config.output}.journal"),
     )
     for name in (*config.inputs, *check_inputs(config.inputs, reader)):
@@ -165,7 +169,14 @@ def check_with(backend: BackendName, config: RunConfig, pattern: Pattern) -> Non
         check_supported(backend, pattern.kind, style, objects, config.strict)
         open_backend(backend, byte_vocabulary()).compile(pattern.kind, pattern.text, style, objects)
     elif pattern.kind == "schema":
-        compile_schema(pattern.schema, style, objects, config.strict, max_string=config.max_string)
+        compile_schema(
+            pattern.schema,
+            style,
+            objects,
+            config.strict,
+            max_string=config.max_string,
+            integers=config.integers,
+        )
     elif pattern.kind == "regex":
         regex_to_expression(pattern.text, dialect="python", alphabet=RAW_UTF8)
     elif pattern.kind == "grammar":
@@ -177,7 +188,7 @@ def check_with(backend: BackendName, config: RunConfig, pattern: Pattern) -> Non
 def read_schema(path: Path) -> object:
     """The JSON Schema in a file. Raises UsageError naming the file and the place."""
     try:
-        schema = json.loads(path.read_text(encoding="utf-8-sig"))
+        schema = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=unique_keys)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}; give --schema a JSON file that exists") from None
     except ValueError as error:
@@ -202,7 +213,12 @@ def read_grammar(path: Path) -> str:
 def make_columns(config: RunConfig, pattern: Pattern | None) -> Columns:
     """The table's columns, `pattern` being what all rows share."""
     return Columns(
-        pattern, config.flatten, config.keep, config.arrow_dates, open_objects=config.objects == "open"
+        pattern,
+        config.flatten,
+        config.keep,
+        config.arrow_dates,
+        open_objects=config.objects == "open",
+        any_integers=config.integers == "any",
     )
 
 
@@ -216,6 +232,7 @@ def open_store(config: RunConfig, plan: Plan) -> Store:
         "json-style": config.json_style,
         "objects": config.objects,
         "max-string": str(config.max_string or ""),
+        "integers": config.integers,
         "backend": config.backend,
         "strict": str(config.strict),
         "system": config.system or "",

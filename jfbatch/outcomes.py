@@ -204,4 +204,5 @@ class Outcomes:
         try:
             path.write_text(json.dumps(document, indent=2, default=dict) + "\n", encoding="utf-8")
         except OSError as error:
-            raise OutputError(f"{path} cannot be written: {error.strerror or error}") from None
+            state = f"{config.output} is complete" if finished else "what was committed is kept"
+            raise OutputError(f"{path} cannot be written: {error.strerror or error}; {state}") from None

@@ -38,6 +38,7 @@ from jfbatch.grammar.backends.protocol import (
 from jfbatch.grammar.cache import GrammarCache
 from jfbatch.grammar.deadline import deadline
 from jfbatch.grammar.grammar import Grammar, JsonStyle, Objects
+from jfbatch.grammar.json_schema import Integers
 from jfbatch.grammar.kept import KeptKeys
 from jfbatch.grammar.stored import dump_grammar, load_grammar
 from jfbatch.grammar.vocabulary import Vocabulary
@@ -68,6 +69,7 @@ class CompilerOptions:
     explore: float = 0.2  # seconds of looking ahead per pattern
     backend: BackendChoice = "fsm"  # for patterns that are submitted without one
     max_string: int | None = None  # most characters of a string that its schema lets be of any length
+    integers: Integers = "any"  # "int64": those that lack a bound keep to what a table column holds
     memory: int = 1 << 30  # bytes of ready grammars, past which those met longest ago are given up
 
 
@@ -157,6 +159,7 @@ class Compiler:
         options = self.options
         parts = [FORMAT, kind, text, options.style, options.objects, str(options.strict)]
         parts += [str(options.max_string)] if options.max_string is not None else []
+        parts += [f"integers {options.integers}"] if options.integers != "any" else []
         parts.append(self.vocabulary.fingerprint)
         return hashlib.sha256(json.dumps(parts).encode("utf-8", "surrogatepass")).hexdigest()
 
@@ -339,6 +342,7 @@ class Compiler:
             options.objects,
             options.strict,
             options.max_string,
+            options.integers,
         )
         grammar.matcher().token_mask()
         with self.lock:

@@ -37,6 +37,7 @@ class Columns:
     "value.NAME". `keep` names input fields to carry along, as text: strings as they are, anything else as
     JSON; a name that another column has becomes "input.NAME". `arrow_dates` types date, date-time and
     time. `open_objects`: objects may have undeclared properties, and such objects are JSON text.
+    `any_integers`: integers that lack a bound may be of any size, and are text.
     """
 
     def __init__(
@@ -46,12 +47,13 @@ class Columns:
         keep: Sequence[str] = (),
         arrow_dates: bool = False,
         open_objects: bool = False,
+        any_integers: bool = False,
     ) -> None:
         self.pattern = pattern
         self.keep = tuple(dict.fromkeys(keep))
         self.value_type: ColumnType | None = None
         if pattern is not None and pattern.kind == "schema":
-            self.value_type = column_type(pattern.schema, arrow_dates, open_objects)
+            self.value_type = column_type(pattern.schema, arrow_dates, open_objects, any_integers)
         lifted = self.value_type.fields if flatten and self.value_type else ()
         self.lifted = tuple(
             (name, f"value.{name}" if name in FIXED else name, inner) for name, inner in lifted

@@ -14,6 +14,9 @@ from jinja2 import TemplateError
 from jfbatch.errors import UsageError
 from jfbatch.rows.row import Row, RowProblem
 
+ROLES = ("system", "developer", "user", "assistant", "tool")
+"""Who may speak in a chat. A template would write any other name into the prompt, a misspelt one too."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
@@ -104,8 +107,9 @@ def _message(number: int, message: Any) -> dict[str, str]:
     if not isinstance(message, dict):
         raise RowProblem(f'{name} must be an object with "role" and "content"', "messages")
     role, content = message.get("role"), message.get("content")
-    if not isinstance(role, str) or not role:
-        raise RowProblem(f"{name}.role must be text", "messages")
+    if role not in ROLES:
+        shown = repr(role)[:40] if isinstance(role, str) else "a value that is not text"
+        raise RowProblem(f"{name}.role must be one of {', '.join(ROLES)}, not {shown}", "messages")
     if isinstance(content, list):
         content = "\n".join(_part(f"{name}.content[{index}]", part) for index, part in enumerate(content))
     if not isinstance(content, str):

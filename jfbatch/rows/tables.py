@@ -166,7 +166,7 @@ def read_table(path: Path, form: TableFormat, kept: Mapping[str, str]) -> Iterat
     `kept` gives the column of each kept field. Raises OSError, ValueError or pa.ArrowException on damage.
     """
     if form == "parquet":
-        with pq.ParquetFile(path) as file:
+        with open(path, "rb") as stream, pq.ParquetFile(stream) as file:
             for batch in file.iter_batches(_SLICE_ROWS, columns=[*_PLAIN, *kept.values()]):
                 yield _as_part(batch.to_pylist(), kept)
         return
