@@ -6,21 +6,25 @@ are told without them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from jfbatch.config import RunConfig
 from jfbatch.engine.engine import Engine, EngineConfig
 from jfbatch.engine.model import LoadedModel, load_model, set_threads
 from jfbatch.engine.runner import Runner
-from jfbatch.errors import InputError
+from jfbatch.errors import InputError, InvalidGrammar, UsageError
 from jfbatch.feed import Feed, FeedOptions
 from jfbatch.grammar import Vocabulary
 from jfbatch.grammar.cache import GrammarCache
 from jfbatch.grammar.compiler import Compiler, CompilerOptions
+from jfbatch.grammar.grammar import Grammar
+from jfbatch.grammar.reasoning import Reasoning
 from jfbatch.outcomes import Outcomes
-from jfbatch.rows.prompt import PromptRenderer
+from jfbatch.rows.prompt import PromptRenderer, chat_template
+from jfbatch.rows.reasoning import ReasoningEnd, reasoning_end
 from jfbatch.rows.row import Row
+from jfbatch.rows.tools import tool_format
 from jfbatch.signals import Signals
 
 
@@ -31,7 +35,11 @@ def decode(config: RunConfig, rows: Iterator[Row], outcomes: Outcomes, signals: 
     loaded = load_model(
         config.model, config.device, config.dtype, config.cache_directory, config.trust_remote_code
     )
-    vocabulary = vocabulary_of(loaded)
+    renderer = PromptRenderer(loaded.tokenizer, config.system, config.raw, tool_format(config.tool_format))
+    end = reasoning_end(config.reasoning_end, "" if config.raw else chat_template(loaded.tokenizer))
+    outcomes.reasoning_end = end
+    markers = [*(renderer.tool_format.markers if renderer.tool_format else ()), *(end.markers if end else ())]
+    vocabulary = vocabulary_of(loaded, markers)
     engine = make_engine(config, loaded, vocabulary)
     signals.on_stop(engine.stop)
     with (
@@ -39,9 +47,9 @@ def decode(config: RunConfig, rows: Iterator[Row], outcomes: Outcomes, signals: 
         Compiler(vocabulary, compiler_options(config), cache) as compiler,
         Feed(
             rows,
-            PromptRenderer(loaded.tokenizer, config.system, config.raw),
+            renderer,
             compiler,
-            feed_options(config, loaded),
+            feed_options(config, loaded, end, compiler),
             outcomes.reject,
             outcomes.each_step,
         ) as feed,
@@ -60,10 +68,10 @@ def decode(config: RunConfig, rows: Iterator[Row], outcomes: Outcomes, signals: 
     return feed.error
 
 
-def vocabulary_of(loaded: LoadedModel) -> Vocabulary:
-    """The model's tokenizer as bytes, as wide as its logits."""
+def vocabulary_of(loaded: LoadedModel, markers: Sequence[str] = ()) -> Vocabulary:
+    """The model's tokenizer as bytes, as wide as its logits; `markers` are text, special tokens or not."""
     size = loaded.model.config.get_text_config().vocab_size
-    return Vocabulary.from_tokenizer(loaded.tokenizer, size=size, end_ids=loaded.end_ids)
+    return Vocabulary.from_tokenizer(loaded.tokenizer, size=size, end_ids=loaded.end_ids, markers=markers)
 
 
 class ModelTokenization:
@@ -111,12 +119,26 @@ def compiler_options(config: RunConfig) -> CompilerOptions:
     )
 
 
-def feed_options(config: RunConfig, loaded: LoadedModel) -> FeedOptions:
-    """What rows get that do not say otherwise."""
+def feed_options(
+    config: RunConfig, loaded: LoadedModel, end: ReasoningEnd | None, compiler: Compiler
+) -> FeedOptions:
+    """What rows get that do not say otherwise. Raises UsageError (make_reasoning)."""
     return FeedOptions(
         max_tokens=config.max_tokens,
         temperature=config.temperature,
         seed=config.seed,
         context_length=loaded.context_length,
         window=config.window,
+        reasoning_end=end,
+        reasoning=make_reasoning(end, config.max_reasoning_tokens, compiler) if end else None,
     )
+
+
+def make_reasoning(end: ReasoningEnd, limit: int, compiler: Compiler) -> Reasoning:
+    """The grammar of thinking. Raises UsageError."""
+    try:
+        grammar = compiler.submit("reasoning", end.pattern, "fsm").result()
+    except InvalidGrammar as error:
+        raise UsageError(f"--reasoning-end {end.end!r}: {error}") from None
+    assert isinstance(grammar, Grammar)  # what the backend fsm makes
+    return Reasoning(grammar, limit)

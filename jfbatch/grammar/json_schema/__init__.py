@@ -32,12 +32,14 @@ def schema_to_rules(
     objects: Literal["open", "closed"] = "open",
     strict: bool = False,
     max_string: int | None = None,
+    prefix: str = "",
 ) -> CompiledSchema:
     """Rules for the JSON texts, laid out in `style`, that satisfy a schema.
 
     `objects`: "open" lets undeclared properties through where the schema does, "closed" only where the
     schema describes them. `strict` refuses a schema that would leave anything unenforced.
     `max_string`: most characters of a string value that has no maxLength, enum, pattern or known format.
+    `prefix` begins the name of every rule, so that several schemas can go into one grammar.
     Parts without any text are left in: whether a value is possible at all is known once the rules are
     compiled (`compile_program`). Raises UnsupportedSchema (with pointer and keyword) and GrammarTooLarge.
     """
@@ -46,7 +48,7 @@ def schema_to_rules(
     if objects not in ("open", "closed"):
         raise UsageError(f"objects must be open or closed, not {objects!r}")
     warnings: list[str] = []
-    compiler = SchemaCompiler(Resolver(schema, warnings), Layout(style), objects, max_string)
+    compiler = SchemaCompiler(Resolver(schema, warnings), Layout(style), objects, max_string, prefix)
     rules = RuleSet(compiler.compile(), compiler.rules)
     unenforced = tuple(compiler.unenforced)
     if strict and unenforced:

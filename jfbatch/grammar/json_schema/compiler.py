@@ -40,13 +40,19 @@ class SchemaCompiler:
     """Turns the nodes of one document into rules."""
 
     def __init__(
-        self, resolver: Resolver, layout: Layout, objects: str, max_string: int | None = None
+        self,
+        resolver: Resolver,
+        layout: Layout,
+        objects: str,
+        max_string: int | None = None,
+        prefix: str = "",
     ) -> None:
         self.resolver = resolver
         self.merger = Merger(resolver)
         self.layout = layout
         self.objects = objects
         self.max_string = max_string
+        self.prefix = prefix  # of the rules' names
         self.rules: dict[str, Expression] = {}
         self.unenforced: dict[str, None] = {}
         self.warnings: dict[str, None] = {}
@@ -129,7 +135,7 @@ class SchemaCompiler:
         return True
 
     def _container(self, word: str, kind: int, shape: Shape, depth: int) -> Expression:
-        name = f"{word}{self._count}"
+        name = f"{self.prefix}{word}{self._count}"
         self._count += 1
         self._queue.append((name, kind, shape, depth))
         return Reference(name)
