@@ -55,7 +55,7 @@ def test_all_fields_of_a_row_are_read(tmp_path: Path) -> None:
 
 
 def test_fields_that_are_not_named_are_ignored(tmp_path: Path) -> None:
-    row = read_one(tmp_path, {"prompt": "p", "tools": {}, "whatever": [None]})
+    row = read_one(tmp_path, {"prompt": "p", "functions": {}, "whatever": [None]})
     assert (row.error, row.extra) == (None, {})
 
 
