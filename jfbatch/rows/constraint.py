@@ -14,8 +14,20 @@ from jfbatch.rows.tags import read_structural_tag
 from jfbatch.rows.tools import FIELDS as TOOL_FIELDS
 from jfbatch.rows.tools import read_tools
 
-FREE_OBJECT: dict[str, Any] = {"type": "object", "additionalProperties": True}
-"""What response_format json_object asks for: any JSON object."""
+_VALUE = {"$ref": "#/$defs/value"}
+FREE_OBJECT: dict[str, Any] = {
+    "type": "object",
+    "additionalProperties": _VALUE,
+    "$defs": {
+        "value": {
+            "type": ["object", "array", "string", "number", "boolean", "null"],
+            "additionalProperties": _VALUE,
+            "items": _VALUE,
+        }
+    },
+}
+"""What response_format json_object asks for: any JSON object. It says so at every depth, because objects
+have no undeclared keys (--objects closed) unless a schema describes them."""
 
 _PLAIN: dict[str, PatternKind] = {
     "schema": "schema",

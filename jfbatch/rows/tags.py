@@ -207,14 +207,14 @@ def _tag(place: str, entry: Any) -> Tag:
     end = end[0] if isinstance(end, list) and len(end) == 1 else end
     if not isinstance(begin, str) or not begin or not isinstance(end, str):
         raise RowProblem(f"{place}: begin and end must be texts")
-    schema = entry.get("schema", True)
+    schema = entry.get("schema")
     if "content" in entry:
         content = entry["content"]
         if not isinstance(content, dict) or content.get("type") != "json_schema":
             raise RowProblem(f"{place}.content: only the type json_schema is understood")
-        schema = content.get("json_schema", True)
+        schema = content.get("json_schema")
     if not isinstance(schema, dict | bool):
-        raise RowProblem(f"{place}: its schema must be a JSON Schema: an object, true or false")
+        raise RowProblem(f"{place}: its schema is missing or no JSON Schema: an object, true or false")
     return Tag(place, begin, schema, end)
 
 
