@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -223,3 +225,23 @@ def test_unknown_counts_are_refused() -> None:
     spec = json.loads(pattern_of("hermes").text)
     with pytest.raises(InvalidGrammar):
         Grammar.from_pattern("tags", json.dumps({**spec, "least": 2}), BYTES)
+
+
+def test_a_real_vocabulary_may_write_the_marker_as_one_token_or_in_letters() -> None:
+    path = Path(os.environ.get("JFBATCH_TEST_DATA", "")) / "tokenizers" / "qwen3" / "tokenizer.json.gz"
+    if not path.is_file():
+        pytest.skip("JFBATCH_TEST_DATA does not hold tokenizers/qwen3/tokenizer.json.gz")
+    vocabulary = Vocabulary.from_file(path)
+    marker = vocabulary.token_bytes.index(b"<tool_call>")
+    matcher = over(vocabulary, pattern_of("hermes")).matcher()
+    assert matcher.token_mask()[marker >> 5] >> (marker & 31) & 1
+    matcher.accept_token(marker)
+    assert matcher.forced_bytes() == b'\n{"name": "'
+    matcher.rollback(1)
+    for byte in b"<tool_call>":
+        matcher.accept_token(vocabulary.token_bytes.index(bytes([byte])))
+    assert matcher.forced_bytes() == b'\n{"name": "'
+    chance = random.Random(3)
+    grammar, tagged = over(vocabulary, pattern_of("hermes")), tag_set(pattern_of("hermes"))
+    for _ in range(4):
+        tagged.split(random_text(grammar, chance, longest=15))
