@@ -74,7 +74,7 @@ def test_jumps_save_forward_passes(emails: Job, cache: Path, tmp_path: Path) -> 
 
 
 EVERY_KIND = ("--max-tokens", "80", "--threads", "2", "-q")
-THINKING = ("--reasoning-end", r"</think>\n\n", "--max-reasoning-tokens", "16")
+THINKING = ("--reasoning-end", r"</think>\n\n", "--max-reasoning-tokens", "8")
 
 
 @pytest.mark.parametrize("flags", [EVERY_KIND, (*EVERY_KIND, *THINKING)], ids=["plain", "thinking"])

@@ -11,9 +11,10 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from jfbatch.errors import InvalidGrammar, UnsupportedSchema
+from jfbatch.errors import GrammarTooLarge, InvalidGrammar, UnsupportedSchema
 from jfbatch.grammar.analysis import Analysis
 from jfbatch.grammar.counted import leaf_of
+from jfbatch.grammar.deadline import check_deadline
 from jfbatch.grammar.expression import (
     ByteSet,
     ExplicitAutomaton,
@@ -30,6 +31,7 @@ from jfbatch.grammar.json_schema.layout import Style
 from jfbatch.grammar.regex import RAW_UTF8
 from jfbatch.grammar.regex.characters import ANY_CHARACTER, character_expression
 
+MAX_TRIGGERS = 10_000  # bytes
 ANY_TEXT = repeat(character_expression(ANY_CHARACTER, RAW_UTF8))
 
 
@@ -154,6 +156,8 @@ def _automaton(triggers: list[bytes] | tuple[bytes, ...], last: bytes | None) ->
     """
     states: list[dict[int, int]] = [{}]  # a trie of the triggers; its leaves are whole triggers
     leaf: dict[int, bytes] = {}
+    if sum(map(len, triggers)) > MAX_TRIGGERS:
+        raise GrammarTooLarge(f"triggers of more than {MAX_TRIGGERS:,} bytes together")
     for trigger in triggers:
         state = 0
         for byte in trigger:
@@ -167,6 +171,7 @@ def _automaton(triggers: list[bytes] | tuple[bytes, ...], last: bytes | None) ->
     fallback = [0] * len(states)
     queue = deque(states[0].values())
     while queue:
+        check_deadline()
         state = queue.popleft()
         known = full[fallback[state]]
         full[state] = [states[state].get(byte, known[byte]) for byte in range(256)]

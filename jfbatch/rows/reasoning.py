@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 
 from jfbatch.errors import UsageError
+from jfbatch.rows.json_text import is_utf8
 
 _END_TAG = re.compile(r"</(think|thinking|thought|reasoning)>((?:\\n|\n){0,2})")
 
@@ -62,6 +63,8 @@ def reasoning_end(setting: str, template: str) -> ReasoningEnd | None:
         return ReasoningEnd(f"</{name}>", after)
     text = setting.replace("\\n", "\n")
     end = text.rstrip()
+    if not is_utf8(text):
+        raise UsageError("--reasoning-end: not UTF-8 text")
     if not end:
         raise UsageError("--reasoning-end: give auto, none or a tag such as </think>, not white space")
     return ReasoningEnd(end, text[len(end) :])

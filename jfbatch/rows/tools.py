@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from jfbatch.errors import UsageError
+from jfbatch.rows.json_text import is_utf8
 from jfbatch.rows.row import Pattern, RowProblem
 from jfbatch.rows.tags import Tag, tags_pattern
 
@@ -75,6 +76,8 @@ def tool_format(setting: str) -> ToolFormat | None:
         return None
     if setting in PRESETS:
         return PRESETS[setting]
+    if not is_utf8(setting):
+        raise UsageError("--tool-format: not UTF-8 text")
     chosen = ToolFormat("own", setting.replace("\\n", "\n"))
     before, rest = setting.partition("NAME")[::2]
     if not before or "ARGS" not in rest:

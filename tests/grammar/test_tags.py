@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jfbatch.errors import InvalidGrammar, UnsupportedSchema
+from jfbatch.errors import GrammarTooLarge, InvalidGrammar, UnsupportedSchema
 from jfbatch.grammar import Grammar, Vocabulary
 from jfbatch.rows.row import Pattern, RowProblem
 from jfbatch.rows.tags import Tag, tag_set, tags_pattern
@@ -219,6 +219,14 @@ def test_any_triggers_mean_what_a_plain_search_says(triggers: list[str], texts: 
         except ValueError:
             good = False
         assert accepts(grammar, text) is good, text
+
+
+def test_triggers_past_all_measure_are_refused_soon() -> None:
+    trigger = "<" + "ab" * 5_000
+    with pytest.raises(GrammarTooLarge, match="triggers"):
+        over(BYTES, tags_pattern([Tag("t", trigger, True, ">")], [trigger]))
+    shorter = trigger[:2_000]
+    assert accepts(over(BYTES, tags_pattern([Tag("t", shorter, True, ">")], [shorter])), f"a{shorter}1>")
 
 
 def test_unknown_counts_are_refused() -> None:
