@@ -121,6 +121,7 @@ _CHECKED = frozenset(
             "trust_remote_code",
             "system",
             "raw",
+            "tool_format",
             "max_tokens",
         ),
     }

@@ -163,9 +163,26 @@ class RunConfig(pydantic.BaseModel):
     )
     system: str | None = _setting(None, "Model and prompt", "System message put before every prompt.")
     raw: bool = _setting(False, "Model and prompt", "Take prompts as they are, without the chat template.")
+    tool_format: str = _setting(
+        "auto",
+        "Model and prompt",
+        "How the model writes calls of tools: auto (as its chat template shows), hermes, function, llama, or "
+        "the text of a call with NAME and ARGS in it.",
+        min_length=1,
+    )
+    reasoning_end: str = _setting(
+        "auto",
+        "Model and prompt",
+        "The tag that ends the model's thinking, after which its output begins; auto is the one its chat "
+        "template shows, none turns it off.",
+        min_length=1,
+    )
 
     # Sampling
     max_tokens: int = _setting(512, "Sampling", "Most tokens of one output.", ge=1)
+    max_reasoning_tokens: int = _setting(
+        1024, "Sampling", "Most tokens of thinking before an output, besides --max-tokens.", ge=0
+    )
     temperature: float = _setting(0.0, "Sampling", "0 takes the likeliest token; above it, sample.", ge=0)
     seed: int = _setting(0, "Sampling", "Seed of sampling; an output depends on it and its row alone.")
     repetition_stop: bool = _setting(

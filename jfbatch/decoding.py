@@ -7,7 +7,7 @@ are told without them.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 
@@ -19,14 +19,18 @@ from jfbatch.engine.memory import spare_memory
 from jfbatch.engine.model import LoadedModel, load_model, set_threads
 from jfbatch.engine.runner import Runner
 from jfbatch.engine.watching import Span, watch_modules
-from jfbatch.errors import InputError
+from jfbatch.errors import InputError, InvalidGrammar, UsageError
 from jfbatch.feed import Feed, FeedOptions
 from jfbatch.grammar import Vocabulary
 from jfbatch.grammar.cache import GrammarCache
 from jfbatch.grammar.compiler import Compiler, CompilerOptions
+from jfbatch.grammar.grammar import Grammar
+from jfbatch.grammar.reasoning import Reasoning
 from jfbatch.outcomes import Outcomes
-from jfbatch.rows.prompt import PromptRenderer
+from jfbatch.rows.prompt import PromptRenderer, chat_template
+from jfbatch.rows.reasoning import ReasoningEnd, reasoning_end
 from jfbatch.rows.row import Row
+from jfbatch.rows.tools import tool_format
 from jfbatch.signals import Signals
 
 _KV_DTYPES = {"auto": None, "f32": torch.float32, "bf16": torch.bfloat16}
@@ -45,8 +49,13 @@ def decode(
     with ThreadPoolExecutor(1, "jfbatch-packer") as packer:
         # Packing the weights leaves Python to what comes next: vocabulary, grammar cache, compiled kernels.
         runner = packer.submit(make_runner, config, loaded, span)
+        renderer = PromptRenderer(
+            loaded.tokenizer, config.system, config.raw, tool_format(config.tool_format)
+        )
+        end = reasoning_end(config.reasoning_end, "" if config.raw else chat_template(loaded.tokenizer))
+        outcomes.reasoning_end = end
         with span("vocabulary"):
-            vocabulary = vocabulary_of(loaded)
+            vocabulary = vocabulary_of(loaded, [*renderer.markers, *(end.markers if end else ())])
         with (
             GrammarCache(config.cache_directory / "grammars") as cache,
             Compiler(vocabulary, compiler_options(config), cache, span) as compiler,
@@ -59,46 +68,31 @@ def decode(
                 gc.enable()
             signals.on_stop(engine.stop)
             outcomes.watch(engine.statistics, compiler.statistics)
-            return run_rows(config, rows, outcomes, loaded, compiler, engine)
+            options = feed_options(config, loaded, end, compiler)
+            with Feed(rows, renderer, compiler, options, outcomes.reject, outcomes.each_step, span) as feed:
+                return run_rows(feed, engine, outcomes)
 
 
-def run_rows(
-    config: RunConfig,
-    rows: Iterator[Row],
-    outcomes: Outcomes,
-    loaded: LoadedModel,
-    compiler: Compiler,
-    engine: Engine,
-) -> InputError | None:
-    """Feed the rows to the engine and settle what comes out, one after another."""
-    span = engine.span
-    with Feed(
-        rows,
-        PromptRenderer(loaded.tokenizer, config.system, config.raw),
-        compiler,
-        feed_options(config, loaded),
-        outcomes.reject,
-        outcomes.each_step,
-        span,
-    ) as feed:
-        for completion in engine.run(feed):
-            with span("complete"):
-                waiting = feed.finished(completion.key)
-                if outcomes.needs_another_try(waiting, completion):
-                    feed.again(waiting)
-                else:
-                    outcomes.complete(waiting, completion)
-            if outcomes.too_many_failures:
-                engine.stop()
-        if feed.error is not None and not isinstance(feed.error, InputError):
-            raise feed.error
+def run_rows(feed: Feed, engine: Engine, outcomes: Outcomes) -> InputError | None:
+    """Settle what comes out of the engine, one row after another."""
+    for completion in engine.run(feed):
+        with engine.span("complete"):
+            waiting = feed.finished(completion.key)
+            if outcomes.needs_another_try(waiting, completion):
+                feed.again(waiting)
+            else:
+                outcomes.complete(waiting, completion)
+        if outcomes.too_many_failures:
+            engine.stop()
+    if feed.error is not None and not isinstance(feed.error, InputError):
+        raise feed.error
     return feed.error
 
 
-def vocabulary_of(loaded: LoadedModel) -> Vocabulary:
-    """The model's tokenizer as bytes, as wide as its logits."""
+def vocabulary_of(loaded: LoadedModel, markers: Sequence[str] = ()) -> Vocabulary:
+    """The model's tokenizer as bytes, as wide as its logits; `markers` are text, special tokens or not."""
     size = loaded.model.config.get_text_config().vocab_size
-    return Vocabulary.from_tokenizer(loaded.tokenizer, size=size, end_ids=loaded.end_ids)
+    return Vocabulary.from_tokenizer(loaded.tokenizer, size=size, end_ids=loaded.end_ids, markers=markers)
 
 
 class ModelTokenization:
@@ -161,12 +155,26 @@ def compiler_options(config: RunConfig) -> CompilerOptions:
     )
 
 
-def feed_options(config: RunConfig, loaded: LoadedModel) -> FeedOptions:
-    """What rows get that do not say otherwise."""
+def feed_options(
+    config: RunConfig, loaded: LoadedModel, end: ReasoningEnd | None, compiler: Compiler
+) -> FeedOptions:
+    """What rows get that do not say otherwise. Raises UsageError (make_reasoning)."""
     return FeedOptions(
         max_tokens=config.max_tokens,
         temperature=config.temperature,
         seed=config.seed,
         context_length=loaded.context_length,
         window=config.window,
+        reasoning_end=end,
+        reasoning=make_reasoning(end, config.max_reasoning_tokens, compiler) if end else None,
     )
+
+
+def make_reasoning(end: ReasoningEnd, limit: int, compiler: Compiler) -> Reasoning:
+    """The grammar of thinking. Raises UsageError."""
+    try:
+        grammar = compiler.submit("reasoning", end.pattern, "fsm").result()
+    except InvalidGrammar as error:
+        raise UsageError(f"--reasoning-end {end.end!r}: {error}") from None
+    assert isinstance(grammar, Grammar)  # what the backend fsm makes
+    return Reasoning(grammar, limit)

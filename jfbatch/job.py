@@ -34,8 +34,10 @@ from jfbatch.report.trace import Profile
 from jfbatch.rows.columns import Columns
 from jfbatch.rows.json_text import unique_keys
 from jfbatch.rows.reader import ReaderOptions, check_inputs, read_rows
+from jfbatch.rows.reasoning import reasoning_end
 from jfbatch.rows.row import Pattern, Row
 from jfbatch.rows.store import Store
+from jfbatch.rows.tools import tool_format
 from jfbatch.rows.validate import validator
 from jfbatch.signals import Signals
 
@@ -70,8 +72,9 @@ def run_plan(config: RunConfig, plan: Plan, span: Span) -> int:
                 outcomes.write_summary(config.summary_json, config, outcomes.counts, code, finished=False)
             progress.say(how_to_continue(config, outcomes))
             return code
+        columns = make_columns(config, outcomes.shared_pattern, store.has_reasoning, outcomes.calls_tools)
         with span("finish table"):
-            finished = store.finish(make_columns(config, outcomes.shared_pattern))
+            finished = store.finish(columns)
     print_summary(outcomes.statistics(finished.statuses), plan.output, quiet=config.quiet)
     code = 0 if outcomes.all_good(finished.statuses) else 1
     if config.summary_json:
@@ -123,6 +126,8 @@ def check_settings(config: RunConfig) -> None:
     """Raise UsageError on settings that exclude each other."""
     if config.raw and config.system is not None:
         raise UsageError("a system text needs the chat template: give either --system or --raw")
+    tool_format(config.tool_format)
+    reasoning_end(config.reasoning_end, "")
     if config.backend != "auto" and (reason := why_missing(config.backend)):
         raise UsageError(f"--backend: {reason}")
 
@@ -210,8 +215,10 @@ def read_grammar(path: Path) -> str:
         raise UsageError(f"{path}: not UTF-8 text") from None
 
 
-def make_columns(config: RunConfig, pattern: Pattern | None) -> Columns:
-    """The table's columns, `pattern` being what all rows share."""
+def make_columns(
+    config: RunConfig, pattern: Pattern | None, reasoning: bool = False, tool_calls: bool = False
+) -> Columns:
+    """The table's columns, `pattern` being what all rows share; some stand only in tables that need them."""
     return Columns(
         pattern,
         config.flatten,
@@ -219,6 +226,8 @@ def make_columns(config: RunConfig, pattern: Pattern | None) -> Columns:
         config.arrow_dates,
         open_objects=config.objects == "open",
         any_integers=config.integers == "any",
+        reasoning=reasoning,
+        tool_calls=tool_calls,
     )
 
 
@@ -241,6 +250,9 @@ def open_store(config: RunConfig, plan: Plan) -> Store:
         "temperature": str(config.temperature),
         "seed": str(config.seed),
         "repetition-stop": str(config.repetition_stop),
+        "tool-format": config.tool_format,
+        "reasoning-end": config.reasoning_end,
+        "max-reasoning-tokens": str(config.max_reasoning_tokens),
     }
     return Store(
         plan.output,

@@ -21,9 +21,11 @@ from jfbatch.feed import Waiting
 from jfbatch.grammar.compiler import CompilerStatistics
 from jfbatch.report.progress import Progress, progress_text
 from jfbatch.report.statistics import GOOD_STATUSES, RunStatistics
-from jfbatch.rows.result import RowResult
+from jfbatch.rows.reasoning import ReasoningEnd
+from jfbatch.rows.result import VALUE_STATUSES, RowResult
 from jfbatch.rows.row import Pattern, Row
 from jfbatch.rows.store import Store
+from jfbatch.rows.tags import tag_set
 from jfbatch.rows.validate import validator
 
 if TYPE_CHECKING:  # it brings torch, which a run with nothing left to do goes without
@@ -55,6 +57,8 @@ class Outcomes:
         self.started = time.monotonic()
         self.engine: EngineStatistics | None = None  # there is none before the model is loaded
         self.compiler = CompilerStatistics()
+        self.reasoning_end: ReasoningEnd | None = None  # where the model thinks before its outputs
+        self.calls_tools = False  # whether any row may
         self._patterns: set[Pattern | None] = set()
         self._lock = threading.RLock()
 
@@ -72,6 +76,7 @@ class Outcomes:
                 read += 1
                 if row.error is None and len(self._patterns) < 2:  # more say nothing new
                     self._patterns.add(row.pattern)
+                self.calls_tools |= row.pattern is not None and row.pattern.kind == "tools"
                 with self._lock:
                     known = self.store.contains(row)
                 if known:
@@ -107,12 +112,21 @@ class Outcomes:
         if status != "failed" and (fault := self._fault(waiting, completion)) is not None:
             status, error = "invalid", f"{fault} ({waiting.attempt + 1} outputs were sampled)"
         self.prompt_tokens += completion.prompt_tokens
+        thinking, output = self._parts(waiting, completion)
+        text = output.decode("utf-8", "replace")
+        tool_calls = None
+        if status in VALUE_STATUSES and waiting.pattern.kind == "tags":
+            tagged = tag_set(waiting.pattern)
+            if tagged.calls_tools:
+                text, tool_calls = tagged.split(text).told
         result = RowResult.of(
             row,
             status,
-            text=completion.text.decode("utf-8", "replace"),
+            text=text,
             error=f"{row.place}: {error}" if error else None,
             backend=waiting.grammar.result().backend,
+            reasoning=None if thinking is None else thinking.decode("utf-8", "replace"),
+            tool_calls=tool_calls,
             prompt_tokens=completion.prompt_tokens,
             completion_tokens=completion.completion_tokens,
             sampled_tokens=completion.sampled_tokens,
@@ -121,16 +135,29 @@ class Outcomes:
         )
         self._add(result)
 
+    def _parts(self, waiting: Waiting, completion: Completion) -> tuple[bytes | None, bytes]:
+        """The thinking, None in a row without, and the output proper."""
+        if self.reasoning_end is None or not waiting.reasons:
+            return None, completion.text
+        return self.reasoning_end.split(completion.text)
+
     def _fault(self, waiting: Waiting, completion: Completion) -> str | None:
         """What is wrong with an output, None if it is as its pattern says."""
+        _, output = self._parts(waiting, completion)
         try:
-            text = completion.text.decode("utf-8")
+            text = output.decode("utf-8")
         except UnicodeDecodeError as error:
             return f"the output is not UTF-8: {error.reason}"
-        pattern = waiting.row.pattern
-        if pattern is None or pattern.kind != "schema":
-            return waiting.grammar.result().fault(completion.text)
-        return validator(pattern).check(text)
+        pattern = waiting.pattern
+        if pattern.kind == "schema":
+            return validator(pattern).check(text)
+        if pattern.kind == "tags":
+            try:
+                tag_set(pattern).split(text)
+            except ValueError as error:
+                return str(error)
+            return None
+        return waiting.grammar.result().fault(output)
 
     def _add(self, result: RowResult) -> None:
         with self._lock:

@@ -417,7 +417,7 @@ def candidates_of(
     """
     if choice != "auto":
         return (choice,)
-    if kind == "regex" and not _is_python_regex(text):
+    if kind not in backends.BACKENDS[FALLBACK].kinds or (kind == "regex" and not _is_python_regex(text)):
         return ("fsm",)
     return (
         ("fsm", FALLBACK)

@@ -26,6 +26,7 @@ from jfbatch.grammar.json_schema.python_types import schema_of
 from jfbatch.grammar.masks import MaskTable
 from jfbatch.grammar.program import Program, compile_program
 from jfbatch.grammar.regex import JSON_CHARACTER, RAW_UTF8, regex_to_expression
+from jfbatch.grammar.tags import reasoning_to_rules, tags_to_rules
 from jfbatch.grammar.vocabulary import Vocabulary
 
 JsonStyle = Literal["spaced", "compact", "pretty"]
@@ -108,6 +109,22 @@ class Grammar:
         return Grammar(_program(grammar_to_rules(_text(text, "a grammar")), vocabulary), vocabulary)
 
     @staticmethod
+    def from_tags(
+        spec: str,
+        vocabulary: Vocabulary,
+        style: JsonStyle = "spaced",
+        objects: Objects = "closed",
+        strict: bool = False,
+        max_string: int | None = None,
+    ) -> Grammar:
+        """Free text with tags around JSON values (`tags.tags_to_rules`). Raises InvalidGrammar."""
+        with _collector_paused():
+            absent = vocabulary.unwritten_bytes
+            compiled = tags_to_rules(spec, style, objects, strict, absent, max_string)
+            program = _program(compiled.rules, vocabulary)
+        return Grammar(program, vocabulary, compiled.unenforced, compiled.warnings)
+
+    @staticmethod
     def from_pattern(
         kind: str,
         text: str,
@@ -118,7 +135,10 @@ class Grammar:
         max_string: int | None = None,
         integers: Integers = "any",
     ) -> Grammar:
-        """A pattern as rows carry it: its kind, and its text (JSON for a schema and a choice)."""
+        """A pattern as rows carry it: its kind, and its text (JSON for a schema, a choice and tags).
+
+        "reasoning" is what a model thinks before its output (`tags.reasoning_to_rules`).
+        """
         _text(text, f"a pattern of kind {kind}")
         if kind == "schema":
             schema = json.loads(text)
@@ -129,8 +149,12 @@ class Grammar:
             return Grammar.from_choice(json.loads(text), vocabulary)
         if kind == "grammar":
             return Grammar.from_grammar(text, vocabulary)
+        if kind == "tags":
+            return Grammar.from_tags(text, vocabulary, style, objects, strict, max_string)
+        if kind == "reasoning":
+            return Grammar(_program(reasoning_to_rules(text), vocabulary), vocabulary)
         raise InvalidGrammar(
-            f"patterns of kind {kind!r} are not known: schema, regex, choice and grammar are"
+            f"patterns of kind {kind!r} are not known: schema, regex, choice, grammar and tags are"
         )
 
     @property

@@ -10,9 +10,24 @@ from typing import Any
 
 from jfbatch.rows.json_text import is_utf8, parse
 from jfbatch.rows.row import BACKENDS, Pattern, PatternKind, RowProblem
+from jfbatch.rows.tags import read_structural_tag
+from jfbatch.rows.tools import FIELDS as TOOL_FIELDS
+from jfbatch.rows.tools import read_tools
 
-FREE_OBJECT: dict[str, Any] = {"type": "object", "additionalProperties": True}
-"""What response_format json_object asks for: any JSON object."""
+_VALUE = {"$ref": "#/$defs/value"}
+FREE_OBJECT: dict[str, Any] = {
+    "type": "object",
+    "additionalProperties": _VALUE,
+    "$defs": {
+        "value": {
+            "type": ["object", "array", "string", "number", "boolean", "null"],
+            "additionalProperties": _VALUE,
+            "items": _VALUE,
+        }
+    },
+}
+"""What response_format json_object asks for: any JSON object. It says so at every depth, because objects
+have no undeclared keys (--objects closed) unless a schema describes them."""
 
 _PLAIN: dict[str, PatternKind] = {
     "schema": "schema",
@@ -29,6 +44,7 @@ _STRUCTURED: dict[str, PatternKind] = {
     "regex": "regex",
     "choice": "choice",
     "grammar": "grammar",
+    "structural_tag": "tags",
 }
 # These steer how an engine enforces a constraint; they are not constraints (`read_options`).
 _GUIDED_OPTIONS = {"guided_decoding_backend", "guided_whitespace_pattern"}
@@ -43,7 +59,16 @@ _VLLM_NAMES = {"guidance": "llguidance"}  # of backends that are called otherwis
 _RESPONSE_FORMAT_KEYS = {"type", "json_schema", "schema"}
 _JSON_SCHEMA_KEYS = {"name", "description", "schema", "strict"}
 
-FIELDS = frozenset({*_PLAIN, *_GUIDED_OPTIONS, "guided_json_object", "response_format", "structured_outputs"})
+FIELDS = frozenset(
+    {
+        *_PLAIN,
+        *TOOL_FIELDS,
+        *_GUIDED_OPTIONS,
+        "guided_json_object",
+        "response_format",
+        "structured_outputs",
+    }
+)
 """The row fields that this module reads (any other guided_* field is refused as unknown)."""
 
 
@@ -53,7 +78,9 @@ def read_pattern(fields: Mapping[str, Any], tabular: bool = False) -> Pattern | 
     A schema may be given as a value or as JSON text; from tables (`tabular`) only as text, because a
     table's struct column adds nulls for the keys that other rows have.
     """
-    found = list(_constraints(fields))
+    found = list(_constraints(fields, tabular))
+    if fields.get("tools") is None:
+        _tools(fields, tabular)  # a tool_choice without tools may be wrong
     if not found:
         return None
     if len(found) > 1:
@@ -117,7 +144,7 @@ def _top(name: str) -> str:
     return name.split(".", 1)[0]
 
 
-def _constraints(fields: Mapping[str, Any]) -> Iterator[tuple[str, PatternKind, Any]]:
+def _constraints(fields: Mapping[str, Any], tabular: bool) -> Iterator[tuple[str, PatternKind, Any]]:
     """(name as written, kind, value) of every constraint that is present and not null."""
     for name, value in fields.items():
         if value is None:
@@ -125,6 +152,9 @@ def _constraints(fields: Mapping[str, Any]) -> Iterator[tuple[str, PatternKind, 
         kind = _PLAIN.get(name)
         if kind is not None:
             yield name, kind, value
+        elif name == "tools":
+            if (tools := _tools(fields, tabular)) is not None:
+                yield name, "tools", tools
         elif name == "response_format":
             yield from _response_format(value)
         elif name == "structured_outputs":
@@ -136,6 +166,19 @@ def _constraints(fields: Mapping[str, Any]) -> Iterator[tuple[str, PatternKind, 
                 raise RowProblem("guided_json_object must be true or false", field=name)
         elif name.startswith("guided_") and name not in _GUIDED_OPTIONS:
             raise RowProblem(f"unknown constraint {name}", field=name)
+
+
+def _tools(fields: Mapping[str, Any], tabular: bool) -> Pattern | None:
+    """The tools of a row, JSON texts read; None where none may be called."""
+    parsed = {}
+    for name in ("tools", "tool_choice"):
+        value = fields.get(name)
+        if isinstance(value, str) and value[:1] in ("[", "{", '"'):
+            value = parse_field(name, value)
+        elif tabular and isinstance(value, list | dict):
+            raise RowProblem(f"{name} from a table must be JSON text", field=name)
+        parsed[name] = value
+    return read_tools(fields, parsed)
 
 
 def _response_format(value: Any) -> Iterator[tuple[str, PatternKind, Any]]:
@@ -154,6 +197,8 @@ def _response_format(value: Any) -> Iterator[tuple[str, PatternKind, Any]]:
             raise RowProblem("response_format json_schema has no json_schema.schema", field=field)
         _refuse_unknown(f"{field}.json_schema", inner, _JSON_SCHEMA_KEYS)
         yield "response_format.json_schema", "schema", inner["schema"]
+    elif form == "structural_tag":
+        yield "response_format.structural_tag", "tags", value
     elif form == "json_object":
         schema = value.get("schema")
         yield "response_format.json_object", "schema", FREE_OBJECT if schema is None else schema
@@ -188,6 +233,13 @@ def _structured_outputs(value: Any) -> Iterator[tuple[str, PatternKind, Any]]:
 
 def _pattern(name: str, kind: PatternKind, value: Any, tabular: bool) -> Pattern:
     field = _top(name)
+    if isinstance(value, Pattern):
+        return value
+    if kind == "tags":
+        try:
+            return read_structural_tag(name, parse_field(name, value) if isinstance(value, str) else value)
+        except RowProblem as problem:
+            raise RowProblem(problem.reason, field, problem.column) from None
     if kind == "schema":
         if isinstance(value, str):
             value = parse_field(name, value)

@@ -121,6 +121,13 @@ def read_part(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
         ) from None
 
 
+def has_values(path: Path, column: str) -> bool:
+    """Whether any row of a whole part has something in a column."""
+    with pq.ParquetFile(path) as file:
+        values = file.read(columns=[column], use_threads=False).column(0)
+    return bool(values.null_count < len(values))
+
+
 def read_records(path: Path) -> tuple[NDArray[Any], int] | None:
     """(finished.RECORD[rows], bytes unpacked) of a part; None, with a warning, where it is not whole."""
     try:

@@ -33,6 +33,7 @@ def schema_to_rules(
     strict: bool = False,
     max_string: int | None = None,
     integers: Integers = "any",
+    prefix: str = "",
 ) -> CompiledSchema:
     """Rules for the JSON texts, laid out in `style`, that satisfy a schema.
 
@@ -41,6 +42,7 @@ def schema_to_rules(
     `max_string`: most characters of a string value that has no maxLength, enum, pattern or known format.
     `integers`: "int64" holds an integer that lacks a bound to what its table column can hold: int64, or 38
     digits or more where its other bound is beyond int64.
+    `prefix` begins the name of every rule, so that several schemas can go into one grammar.
     Parts without any text are left in: whether a value is possible at all is known once the rules are
     compiled (`compile_program`). Raises UnsupportedSchema (with pointer and keyword) and GrammarTooLarge.
     """
@@ -53,7 +55,9 @@ def schema_to_rules(
     if max_string is not None and (type(max_string) is not int or max_string < 1):
         raise UsageError(f"max_string must be a whole number of at least 1, not {max_string!r}")
     warnings: list[str] = []
-    compiler = SchemaCompiler(Resolver(schema, warnings), Layout(style), objects, max_string, integers)
+    compiler = SchemaCompiler(
+        Resolver(schema, warnings), Layout(style), objects, max_string, integers, prefix
+    )
     rules = RuleSet(compiler.compile(), compiler.rules)
     unenforced = tuple(compiler.unenforced)
     if strict and unenforced:

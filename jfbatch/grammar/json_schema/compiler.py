@@ -61,6 +61,7 @@ class SchemaCompiler:
         objects: str,
         max_string: int | None = None,
         integers: Integers = "any",
+        prefix: str = "",
     ) -> None:
         self.resolver = resolver
         self.merger = Merger(resolver)
@@ -68,6 +69,7 @@ class SchemaCompiler:
         self.objects = objects
         self.max_string = max_string
         self.integers = integers
+        self.prefix = prefix  # of the rules' names
         self.rules: dict[str, Expression] = {}
         self.unenforced: dict[str, None] = {}
         self.warnings: dict[str, None] = {}
@@ -159,7 +161,7 @@ class SchemaCompiler:
         return True
 
     def _container(self, word: str, kind: int, shape: Shape, depth: int) -> Expression:
-        name = f"{word}{self._count}"
+        name = f"{self.prefix}{word}{self._count}"
         self._count += 1
         self._queue.append((name, kind, shape, depth))
         return Reference(name)
