@@ -81,9 +81,9 @@ def _run(config_file: Path | None, **flags: Any) -> int:
     from jfbatch.engine.model import prepare_environment
 
     prepare_environment()
-    from jfbatch import job  # here, because it brings numba and pyarrow
+    from jfbatch.cluster.start import start  # here, because it brings numba and pyarrow
 
-    return job.run(settings)
+    return start(settings)
 
 
 # The settings that decide which rows run; those of the output, of sampling and of speed do not.
@@ -239,3 +239,25 @@ def _show(
     except (pyarrow.ArrowInvalid, OSError) as error:
         raise InputError(str(table), f"cannot be read as a Parquet table ({error})") from None
     report_table.print_rows([] if batch is None else batch.to_pylist(), chosen, total)
+
+
+@app.command("merge")
+def _merge(
+    output: Annotated[Path, typer.Argument(metavar="OUT", help="What the shards were given as -o.")],
+    inputs: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Argument(metavar="[INPUT...]", help="The input, where it lies elsewhere now."),
+    ] = None,
+    partial: Annotated[
+        bool, typer.Option("--partial", help="Write the rows that have a result, and keep the shards.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say only what is wrong.")] = False,
+) -> int:
+    """Make one table of the shards of a run, in input order, once every row of the input has its result.
+
+    Exit codes: 0 all rows ok or shortened, 1 some rows are not or are missing (then nothing is written),
+    2 usage, 65 damaged input, 74 the table cannot be written.
+    """
+    from jfbatch.cluster.merge import merge
+
+    return merge(output, inputs or (), partial=partial, quiet=quiet)

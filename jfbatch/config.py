@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pydantic
-import yaml
 
 from jfbatch.errors import UsageError
+from jfbatch.settings_file import read_settings
 
 ENVIRONMENT_PREFIX = "JFBATCH_"
 # Variables with the prefix that are no settings of a run.
@@ -175,6 +175,18 @@ class RunConfig(pydantic.BaseModel):
     drafts: bool = _setting(True, "Speed", "Verify likely tokens several at a time (on or off).")
     window: int = _setting(50_000, "Speed", "Rows read ahead, grouped and sorted together.", ge=1)
 
+    # Several processes
+    shard: str | None = _setting(
+        None,
+        "Several processes",
+        "Run only the rows of one shard, such as 3/8 (from 1/8 to 8/8); auto is this Slurm array element's.",
+    )
+    shard_by: Literal["row", "pattern"] = _setting(
+        "row",
+        "Several processes",
+        "row spreads rows evenly; pattern keeps rows of one pattern and one beginning together.",
+    )
+
     # While it runs
     max_failures: int | None = _setting(None, "While it runs", "Stop after this many failed rows.", ge=1)
     grace: float = _setting(25.0, "While it runs", "Seconds to commit finished rows after SIGTERM.", ge=0)
@@ -185,6 +197,16 @@ class RunConfig(pydantic.BaseModel):
     def _known_device(cls, value: str) -> str:
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", value):
             raise ValueError("must be auto, cpu, cuda or cuda:N")
+        return value
+
+    @pydantic.field_validator("shard")
+    @classmethod
+    def _known_shard(cls, value: str | None) -> str | None:
+        if value is None or value == "auto":
+            return value
+        match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", value)
+        if match is None or not 1 <= int(match[1]) <= int(match[2]):
+            raise ValueError("must be auto or i/n with i from 1 to n: the first of 8 is 1/8, the last 8/8")
         return value
 
     @pydantic.field_validator("dtype", mode="before")
@@ -271,7 +293,7 @@ def load_config(
     environment = os.environ if environment is None else environment
     layers: list[tuple[str, dict[str, Any]]] = []
     if file is not None:
-        layers.append((str(file), _read_yaml(file)))
+        layers.append((str(file), read_settings(file)))
     layers.append(("the environment", _from_environment(environment)))
     layers.append(("the command line", dict(flags)))
     for origin, layer in layers:
@@ -375,56 +397,6 @@ def _first_complaint(error: pydantic.ValidationError, origins: Mapping[str, str]
         origin or "the command line", f"{origin}: {setting.name}"
     )
     return f"{place}: {reason[:1].lower()}{reason[1:]}, not {shown}"
-
-
-class _Yaml12Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """YAML as 1.2 reads it: only true and false are booleans (yes, no, on and off are texts), dates are
-    texts, and a key given twice is an error."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[Any] = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if isinstance(key, str) and key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key!r} is given twice", key_node.start_mark
-                )
-            seen.add(key if isinstance(key, str) else None)
-        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
-        return mapping
-
-
-_Yaml12Loader.yaml_implicit_resolvers = {
-    first: [
-        (tag, pattern)
-        for tag, pattern in resolvers
-        if tag not in ("tag:yaml.org,2002:bool", "tag:yaml.org,2002:timestamp")
-    ]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Yaml12Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"true|false"), ["t", "f"])
-
-
-def _read_yaml(file: Path) -> dict[str, Any]:
-    try:
-        document = yaml.load(file.read_text(encoding="utf-8-sig"), Loader=_Yaml12Loader)  # a SafeLoader
-    except OSError as error:
-        raise UsageError(
-            f"{file}: {error.strerror or error}; give --config a YAML file that exists"
-        ) from None
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{file}: not UTF-8 text ({error.reason} at byte {error.start})") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        place = f" in line {mark.line + 1}" if mark is not None else ""
-        raise UsageError(
-            f"{file}: not valid YAML{place}: {getattr(error, 'problem', None) or error}"
-        ) from None
-    if document is None:
-        return {}
-    if not isinstance(document, dict):
-        raise UsageError(f"{file}: must be a mapping of settings to values, not a {type(document).__name__}")
-    return {str(name): value for name, value in document.items()}
 
 
 if __name__ == "__main__":

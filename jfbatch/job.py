@@ -30,8 +30,10 @@ from jfbatch.outcomes import Outcomes
 from jfbatch.report.progress import Progress
 from jfbatch.report.summary import print_summary
 from jfbatch.rows.columns import Columns
+from jfbatch.rows.job_description import JobDescription
 from jfbatch.rows.reader import ReaderOptions, check_inputs, read_rows
 from jfbatch.rows.row import Pattern, Row
+from jfbatch.rows.shard import Shard, rows_of
 from jfbatch.rows.store import Store
 from jfbatch.rows.validate import validator
 from jfbatch.signals import Signals
@@ -39,15 +41,18 @@ from jfbatch.signals import Signals
 logger = logging.getLogger(__name__)
 
 
-def run(config: RunConfig) -> int:
-    """Run a job and return the process's exit code (see docs/running.md). Raises JfbatchError."""
+def run(config: RunConfig, shown_by: Progress | None = None) -> int:
+    """Run a job and return the process's exit code (see docs/running.md). Raises JfbatchError.
+
+    `shown_by` shows its progress in place of a line on stderr.
+    """
     plan = check(config)
     with ExitStack() as stack:
         store = stack.enter_context(open_store(config, plan))
-        progress = stack.enter_context(Progress(quiet=config.quiet))
+        progress = stack.enter_context(shown_by or Progress(quiet=config.quiet))
         outcomes = Outcomes(store, progress, config.retries, config.max_failures)
         signals = stack.enter_context(Signals(config.grace, outcomes.status_line))
-        rows = outcomes.still_to_run(read_rows(config.inputs, plan.reader))
+        rows = outcomes.still_to_run(wanted_rows(config, plan, progress))
         damage = decode(config, rows, outcomes, signals)
         if signals.received or outcomes.too_many_failures:
             store.commit()
@@ -56,8 +61,13 @@ def run(config: RunConfig) -> int:
                 outcomes.write_summary(config.summary_json, config, outcomes.counts, code, finished=False)
             progress.say(how_to_continue(config, outcomes))
             return code
-        finished = store.finish(make_columns(config, outcomes.shared_pattern))
-    print_summary(outcomes.statistics(finished.statuses), plan.output, quiet=config.quiet)
+        if plan.shard is not None:
+            finished = store.finish_shard()
+            progress.say(f"shard {plan.shard} has all its rows; after the last: jfbatch merge {plan.output}")
+        else:
+            finished = store.finish(make_columns(config, outcomes.shared_pattern))
+    table = None if plan.shard else plan.output
+    print_summary(outcomes.statistics(finished.statuses), table, quiet=config.quiet)
     code = 0 if outcomes.all_good(finished.statuses) else 1
     if config.summary_json:
         shown = code if damage is None else damage.exit_code
@@ -74,6 +84,7 @@ class Plan:
     output: Path
     reader: ReaderOptions
     pattern: Pattern | None
+    shard: Shard | None
 
 
 def check(config: RunConfig) -> Plan:
@@ -93,13 +104,16 @@ def check(config: RunConfig) -> Plan:
         schema_column=config.schema_column,
         id_column=config.id_column,
         duplicate_ids=config.duplicate_ids,
-        exclude=(str(config.output), f"{config.output}.parts", f"{config.output}.journal"),
+        exclude=tuple(f"{config.output}{suffix}" for suffix in ("", ".parts", ".journal", ".shards")),
     )
+    shard = Shard.parse(config.shard, config.shard_by) if config.shard else None
+    if shard is not None and "-" in config.inputs:
+        raise UsageError("--shard: standard input cannot be read by several shards: name a file")
     for name in (*config.inputs, *check_inputs(config.inputs, reader)):
         if name != "-" and Path(name).resolve() == config.output.resolve():
             raise UsageError(f"{name} is both input and output: name another file with -o")
     check_model_name(config.model)
-    return Plan(config.output, reader, pattern)
+    return Plan(config.output, reader, pattern, shard)
 
 
 def check_settings(config: RunConfig) -> None:
@@ -186,6 +200,12 @@ def read_grammar(path: Path) -> str:
         raise UsageError(f"{path}: not UTF-8 text") from None
 
 
+def wanted_rows(config: RunConfig, plan: Plan, progress: Progress) -> Iterator[Row]:
+    """The rows of the input that this process is to run."""
+    rows = read_rows(config.inputs, plan.reader)
+    return rows if plan.shard is None else rows_of(plan.shard, rows, progress.say)
+
+
 def make_columns(config: RunConfig, pattern: Pattern | None) -> Columns:
     """The table's columns, `pattern` being what all rows share."""
     return Columns(
@@ -211,6 +231,15 @@ def open_store(config: RunConfig, plan: Plan) -> Store:
         "seed": str(config.seed),
         "repetition-stop": str(config.repetition_stop),
     }
+    output_format = None if config.output_format == "auto" else config.output_format
+    description = JobDescription(
+        config.inputs,
+        plan.reader,
+        output_format,
+        config.flatten,
+        config.arrow_dates,
+        open_objects=config.objects == "open",
+    )
     return Store(
         plan.output,
         make_columns(config, plan.pattern),
@@ -220,7 +249,9 @@ def open_store(config: RunConfig, plan: Plan) -> Store:
         overwrite=config.overwrite,
         retry=None if config.retry == "none" else config.retry,
         keep_parts=config.keep_parts,
-        output_format=None if config.output_format == "auto" else config.output_format,
+        output_format=output_format,
+        shard=plan.shard,
+        job=description.as_json(),
     )
 
 
