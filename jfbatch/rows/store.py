@@ -417,7 +417,7 @@ class Store:
         if not self._lock.held:
             return
         with contextlib.suppress(OutputError):
-            if not self._directory.numbered():
+            if not self._directory.numbered() and not (self._directory.path / WAITING_JOURNAL).exists():
                 # Nothing was begun: leave nothing that could refuse another try.
                 self._directory.remove()
                 self._lock.release(remove=True)
