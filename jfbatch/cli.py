@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Optional, get_args, get_origin
 
@@ -32,9 +32,8 @@ _INTERRUPTED = 130
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit: one line on stderr for whatever the user can mend, no traceback."""
     try:
-        code = app(
-            args=None if arguments is None else list(arguments), prog_name="jfbatch", standalone_mode=False
-        )
+        ours, others = _split(sys.argv[1:] if arguments is None else arguments)
+        code = app(args=ours, prog_name="jfbatch", standalone_mode=False, obj=others)
     except JfbatchError as error:
         sys.exit(_complain(str(error), error.exit_code))
     except TyperException as error:  # a flag or argument that does not parse
@@ -46,6 +45,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.stderr.close()
         sys.exit(0)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Our arguments, and those after `--` that `jfbatch slurm` hands on."""
+    ours = list(arguments)
+    if ours[:1] != ["slurm"] or "--" not in ours:
+        return ours, []
+    place = ours.index("--")
+    return ours[:place], ours[place + 1 :]
 
 
 def _complain(reason: str, code: int) -> int:
@@ -131,10 +139,27 @@ def _check(config_file: Path | None, json_file: Path | None, **flags: Any) -> in
     return check.check_job(settings, json_file)
 
 
+def _slurm(config_file: Path | None, context: typer.Context, **flags: Any) -> int:
+    """Write sbatch scripts for a run as an array of shards, and the merge that waits for it.
+
+    Takes the flags of `run`. What follows -- is passed to sbatch, as in `-- --account=lab --mem=64G`.
+    The scripts go to OUT.slurm; --submit also submits them. Requeued or submitted again they continue.
+    """
+    request = {name: flags.pop(name) for name in ("array", "gpus", "time", "partition")}
+    submits = flags.pop("submit")
+    settings = _settings(config_file, flags)
+    from jfbatch.cluster import slurm_command
+
+    return slurm_command.run(settings, config_file, _given(flags), request, context.obj, submits)
+
+
+def _given(flags: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in flags.items() if value is not None and value != []}
+
+
 def _settings(config_file: Path | None, flags: dict[str, Any]) -> config.RunConfig:
     """The settings from flags that were given, environment and file. Raises UsageError."""
-    given = {name: value for name, value in flags.items() if value is not None and value != []}
-    settings = config.load_config(given, config_file)
+    settings = config.load_config(_given(flags), config_file)
     if not settings.inputs:
         raise UsageError("no input: name a JSONL file with prompts, or - for standard input")
     return settings
@@ -151,10 +176,6 @@ def _metavar(annotation: Any) -> str:
     return next((kinds[kind] for kind in candidates if kind in kinds), "SIZE")
 
 
-# Switches that are on by default read better as `--jump off` than as `--no-jump`.
-_ON_OR_OFF = frozenset({"jump", "drafts", "repetition_stop"})
-
-
 def _flag(setting: config.Setting) -> inspect.Parameter:
     """The command-line parameter of one setting; None stands for "not given". pydantic checks the value."""
     kind: Any
@@ -163,7 +184,7 @@ def _flag(setting: config.Setting) -> inspect.Parameter:
         kind = Annotated[Optional[list[str]], typer.Argument(metavar="INPUT...", help=setting.description)]  # noqa: UP045
     else:
         names = [setting.flag, *([setting.short] if setting.short else [])]
-        is_switch = setting.annotation is bool and setting.field not in _ON_OR_OFF
+        is_switch = setting.is_switch
         if is_switch and not setting.short:
             names[0] += f"/--no-{setting.flag[2:]}"
         shown = config.shown_default(setting)
@@ -208,6 +229,35 @@ _register(
             "--json", metavar="FILE", help="Also write what was found as JSON; - prints it instead."
         ),
     ),
+)
+
+
+def _keyword(name: str, kind: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+
+
+# Which shard a process runs, and that it is requeued, the script says itself.
+_OF_THE_SCRIPT = frozenset({"shard", "requeue"})
+
+_register(
+    "slurm",
+    _slurm,
+    (setting for setting in config.settings() if setting.field not in _OF_THE_SCRIPT),
+    _keyword("context", typer.Context),
+    _keyword(
+        "array",
+        Annotated[
+            str, typer.Option("--array", metavar="N[%M]", help="How many shards (M of them at a time).")
+        ],
+    ),
+    _keyword("gpus", Annotated[int, typer.Option("--gpus", min=0, help="GPUs of each element.")], 1),
+    _keyword("time", Annotated[str, typer.Option("--time", metavar="H:MM:SS", help="Time of one start.")]),
+    _keyword(
+        "partition",
+        Annotated[Optional[str], typer.Option("--partition", metavar="NAME", help="Slurm's partition.")],  # noqa: UP045
+        None,
+    ),
+    _keyword("submit", Annotated[bool, typer.Option("--submit", help="Submit them as well.")], False),
 )
 
 

@@ -139,8 +139,8 @@ class RunConfig(pydantic.BaseModel):
     cache_dir: Path | None = _setting(
         None,
         "Pattern",
-        "Directory of the grammar cache and the demo model's copy, "
-        "by default $SLURM_TMPDIR, $XDG_CACHE_HOME/jfbatch or ~/.cache/jfbatch.",
+        "Directory of the grammar cache and the demo model's copy, by default jfbatch in $SLURM_TMPDIR, "
+        "in a Slurm job $TMPDIR, $XDG_CACHE_HOME or ~/.cache.",
     )
 
     # Model and prompt
@@ -185,6 +185,12 @@ class RunConfig(pydantic.BaseModel):
         "row",
         "Several processes",
         "row spreads rows evenly; pattern keeps rows of one pattern and one beginning together.",
+    )
+
+    requeue: bool = _setting(
+        False,
+        "Several processes",
+        "Inside a Slurm job: after SIGTERM, with what is finished committed, have Slurm run the job again.",
     )
 
     # While it runs
@@ -260,6 +266,11 @@ class Setting:
         return "INPUT..." if self.field == "inputs" else "--" + self.name.replace("_", "-")
 
     @property
+    def is_switch(self) -> bool:
+        """Whether the flag stands alone; what is on by default reads better as `--jump off`."""
+        return self.annotation is bool and not self.default
+
+    @property
     def variable(self) -> str:
         return ENVIRONMENT_PREFIX + self.name.upper()
 
@@ -294,7 +305,7 @@ def load_config(
     layers: list[tuple[str, dict[str, Any]]] = []
     if file is not None:
         layers.append((str(file), read_settings(file)))
-    layers.append(("the environment", _from_environment(environment)))
+    layers.append(("the environment", from_environment(environment)))
     layers.append(("the command line", dict(flags)))
     for origin, layer in layers:
         for name in layer:
@@ -316,7 +327,8 @@ def default_cache_directory(environment: Mapping[str, str] | None = None) -> Pat
     environment = os.environ if environment is None else environment
     if chosen := environment.get("JFBATCH_CACHE_DIR"):
         return Path(chosen)
-    for variable in ("SLURM_TMPDIR", "XDG_CACHE_HOME"):
+    node_local = ("SLURM_TMPDIR", "TMPDIR") if "SLURM_JOB_ID" in environment else ("SLURM_TMPDIR",)
+    for variable in (*node_local, "XDG_CACHE_HOME"):
         if base := environment.get(variable):
             return Path(base) / "jfbatch"
     return Path.home() / ".cache" / "jfbatch"
@@ -368,7 +380,8 @@ def shown_default(setting: Setting) -> str:
     return f"{setting.default:g}" if isinstance(setting.default, float) else str(setting.default)
 
 
-def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    """The settings in JFBATCH_* variables, as they are written there."""
     return {
         variable.removeprefix(ENVIRONMENT_PREFIX).lower(): value
         for variable, value in sorted(environment.items())

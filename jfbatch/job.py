@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
@@ -41,17 +41,19 @@ from jfbatch.signals import Signals
 logger = logging.getLogger(__name__)
 
 
-def run(config: RunConfig, shown_by: Progress | None = None) -> int:
+def run(
+    config: RunConfig, shown_by: Progress | None = None, forced_end: Callable[[int], None] | None = None
+) -> int:
     """Run a job and return the process's exit code (see docs/running.md). Raises JfbatchError.
 
-    `shown_by` shows its progress in place of a line on stderr.
+    `shown_by` shows its progress in place of a line on stderr; `forced_end` is as for Signals.
     """
     plan = check(config)
     with ExitStack() as stack:
         store = stack.enter_context(open_store(config, plan))
         progress = stack.enter_context(shown_by or Progress(quiet=config.quiet))
         outcomes = Outcomes(store, progress, config.retries, config.max_failures)
-        signals = stack.enter_context(Signals(config.grace, outcomes.status_line))
+        signals = stack.enter_context(Signals(config.grace, outcomes.status_line, forced_end))
         rows = outcomes.still_to_run(wanted_rows(config, plan, progress))
         damage = decode(config, rows, outcomes, signals)
         if signals.received or outcomes.too_many_failures:
