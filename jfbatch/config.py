@@ -187,6 +187,11 @@ class RunConfig(pydantic.BaseModel):
         "row spreads rows evenly; pattern keeps rows of one pattern and one beginning together.",
     )
 
+    devices: str | None = _setting(
+        None,
+        "Several processes",
+        "One process per device, over shards: 0,1,2,3 or all for GPUs, cpu:N for N on this CPU.",
+    )
     requeue: bool = _setting(
         False,
         "Several processes",
@@ -203,6 +208,13 @@ class RunConfig(pydantic.BaseModel):
     def _known_device(cls, value: str) -> str:
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", value):
             raise ValueError("must be auto, cpu, cuda or cuda:N")
+        return value
+
+    @pydantic.field_validator("devices")
+    @classmethod
+    def _known_devices(cls, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch(r"all|cpu:[1-9]\d{0,3}|\d{1,4}(,\d{1,4})*", value):
+            raise ValueError("must be all, GPU numbers such as 0,1,2,3, or cpu:N")
         return value
 
     @pydantic.field_validator("shard")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
@@ -27,7 +27,9 @@ from jfbatch.grammar.ebnf import grammar_to_rules
 from jfbatch.grammar.grammar import compile_schema
 from jfbatch.grammar.regex import RAW_UTF8, regex_to_expression
 from jfbatch.outcomes import Outcomes
+from jfbatch.report import summary
 from jfbatch.report.progress import Progress
+from jfbatch.report.statistics import RunStatistics
 from jfbatch.report.summary import print_summary
 from jfbatch.rows.columns import Columns
 from jfbatch.rows.job_description import JobDescription
@@ -59,8 +61,8 @@ def run(
         if signals.received or outcomes.too_many_failures:
             store.commit()
             code = signals.exit_code or 1
-            if config.summary_json:
-                outcomes.write_summary(config.summary_json, config, outcomes.counts, code, finished=False)
+            progress.end(outcomes.statistics())
+            write_summary(config, outcomes.statistics(outcomes.counts), outcomes.counts, code, finished=False)
             progress.say(how_to_continue(config, outcomes))
             return code
         if plan.shard is not None:
@@ -68,15 +70,27 @@ def run(
             progress.say(f"shard {plan.shard} has all its rows; after the last: jfbatch merge {plan.output}")
         else:
             finished = store.finish(make_columns(config, outcomes.shared_pattern))
-    table = None if plan.shard else plan.output
-    print_summary(outcomes.statistics(finished.statuses), table, quiet=config.quiet)
+    statistics = outcomes.statistics(finished.statuses)
+    progress.end(statistics)
+    print_summary(statistics, None if plan.shard else plan.output, quiet=config.quiet)
     code = 0 if outcomes.all_good(finished.statuses) else 1
-    if config.summary_json:
-        shown = code if damage is None else damage.exit_code
-        outcomes.write_summary(config.summary_json, config, finished.statuses, shown)
+    write_summary(config, statistics, finished.statuses, code if damage is None else damage.exit_code)
     if damage is not None:
         raise damage
     return code
+
+
+def write_summary(
+    config: RunConfig,
+    statistics: RunStatistics,
+    rows: Mapping[str, int],
+    exit_code: int,
+    finished: bool = True,
+) -> None:
+    """The file of --summary-json, if one is asked for (see report.summary)."""
+    if config.summary_json is not None:
+        settings = json.loads(config.model_dump_json())
+        summary.write_summary(config.summary_json, statistics, settings, rows, exit_code, finished)
 
 
 @dataclass(frozen=True)

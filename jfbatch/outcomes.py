@@ -5,17 +5,13 @@ The only place that writes to the store; the reader thread and the engine's thre
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jfbatch.config import RunConfig
 from jfbatch.engine.sequence import Completion
-from jfbatch.errors import OutputError
 from jfbatch.feed import Waiting
 from jfbatch.grammar.compiler import CompilerStatistics
 from jfbatch.report.progress import Progress, progress_text
@@ -175,23 +171,3 @@ class Outcomes:
 
     def all_good(self, final: Mapping[str, int]) -> bool:
         return all(status in GOOD_STATUSES for status, count in final.items() if count)
-
-    def write_summary(
-        self, path: Path, config: RunConfig, final: Mapping[str, int], exit_code: int, finished: bool = True
-    ) -> None:
-        """Counts, timings and settings as one JSON file. Raises OutputError.
-
-        `finished`: whether there is a table; if not, `final` counts the rows that this start settled.
-        """
-        statistics = self.statistics(final)
-        document = {
-            "exit_code": exit_code,
-            "finished": finished,
-            "rows": dict(final),
-            "statistics": {name: getattr(statistics, name) for name in statistics.__dataclass_fields__},
-            "settings": json.loads(config.model_dump_json()),
-        }
-        try:
-            path.write_text(json.dumps(document, indent=2, default=dict) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise OutputError(f"{path} cannot be written: {error.strerror or error}") from None

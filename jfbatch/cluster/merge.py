@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from jfbatch.errors import InputError, UsageError
 from jfbatch.rows.job_description import JobDescription, read_description
 from jfbatch.rows.journal import read_header, table_identity
-from jfbatch.rows.merging import ShardedStore, settings_of_job
+from jfbatch.rows.merging import ShardCount, ShardedStore, settings_of_job
 from jfbatch.rows.reader import check_inputs, read_rows
 from jfbatch.rows.result import VALUE_STATUSES
 from jfbatch.rows.row import Pattern
 from jfbatch.rows.shard_directories import begun_shards
+from jfbatch.rows.store import FinishedTable
 
 _INCOMPLETE = 1
 
@@ -25,9 +27,42 @@ def merge(output: Path, inputs: Sequence[str] = (), *, partial: bool = False, qu
     `inputs` replace the names that the shards were given. Where rows have no result nothing is written, the
     shards that lack them are named on stderr, and the code is 1; `partial` writes the others.
     """
+    if not begun_shards(output):
+        return _merged_before(output, quiet)
+    merged = merge_shards(output, inputs, partial=partial)
+    for count in merged.missing:
+        print(f"jfbatch: {count}", file=sys.stderr)
+    if merged.table is None:
+        print(
+            f"jfbatch: {output} was not written: run those shards again (finished rows are kept) and "
+            "merge then, or merge --partial",
+            file=sys.stderr,
+        )
+        return _INCOMPLETE
+    table, shards = merged.table, merged.shards
+    _say(f"{table.rows:,} rows of {shards} shards: {_told(table.statuses)}", quiet)
+    left_out = ", without the rows named above; the shards are kept" if merged.missing else ""
+    _say(f"{output}{left_out}", quiet)
+    if merged.damage is not None:
+        raise merged.damage
+    return _INCOMPLETE if merged.missing else _exit_code(table.statuses)
+
+
+@dataclass(frozen=True)
+class Merged:
+    """What came of it: the table (None where none was written), and what was wrong with the input."""
+
+    table: FinishedTable | None
+    shards: int
+    missing: list[ShardCount]
+    damage: InputError | None
+
+
+def merge_shards(output: Path, inputs: Sequence[str] = (), *, partial: bool = False) -> Merged:
+    """As `merge`, without a word. Raises JfbatchError; UsageError where there are no shards."""
     begun = begun_shards(output)
     if not begun:
-        return _merged_before(output, quiet)
+        raise UsageError(f"{output} has no shards")
     job = read_description(output, settings_of_job(begun))
     inputs = inputs or job.inputs
     if "-" in inputs:
@@ -36,22 +71,11 @@ def merge(output: Path, inputs: Sequence[str] = (), *, partial: bool = False, qu
     store = ShardedStore(output, job.columns(job.reader.pattern), begun, job.output_format)
     with store:
         shared, damage = _look_up(store, inputs, job)
-        for count in store.missing:
-            print(f"jfbatch: {count}", file=sys.stderr)
-        if store.missing and not partial:
-            print(
-                f"jfbatch: {output} was not written: run those shards again (finished rows are kept) and "
-                "merge then, or merge --partial",
-                file=sys.stderr,
-            )
-            return _INCOMPLETE
-        finished = store.finish(job.columns(shared), partial=bool(store.missing))
-        incomplete = bool(store.missing)
-    _say(f"{finished.rows:,} rows of {begun[0].shard.count} shards: {_told(finished.statuses)}", quiet)
-    _say(f"{output}" + (", without the rows named above; the shards are kept" if incomplete else ""), quiet)
-    if damage is not None:
-        raise damage
-    return _INCOMPLETE if incomplete else _exit_code(finished.statuses)
+        missing = store.missing
+        table = None
+        if partial or not missing:
+            table = store.finish(job.columns(shared), partial=bool(missing))
+    return Merged(table, begun[0].shard.count, missing, damage)
 
 
 def _look_up(

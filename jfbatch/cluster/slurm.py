@@ -152,8 +152,8 @@ def _merge_script(output: Path, directory: Path, request: SlurmRequest) -> str:
     return "\n".join(
         [
             "#!/bin/bash",
-            "# One table of all shards. It starts when the last element has ended, well or not (with 1 if rows",
-            "# failed), checks that no row is missing, and says which shard lacks which.",
+            "# One table of all shards. It starts when the last element has ended, well or not (with 1 if",
+            "# rows failed), checks that no row is missing, and says which shard lacks which.",
             f"#SBATCH --job-name={_quoted(f'jfbatch {output.name} merge')}",
             *_limits(request),
             "#SBATCH --kill-on-invalid-dep=yes",

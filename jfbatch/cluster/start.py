@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 from jfbatch import job
+from jfbatch.cluster.devices import run_on_devices
 from jfbatch.cluster.requeue import job_id, requeue
 from jfbatch.cluster.slurm_environment import array_shard
 from jfbatch.config import RunConfig
 from jfbatch.rows.shard import Shard
-from jfbatch.rows.shard_directories import shard_path
+from jfbatch.rows.shard_directories import begun_shards
 
 _STOPPED = 128 + signal.SIGTERM
 
@@ -20,7 +22,7 @@ def start(config: RunConfig) -> int:
     if config.shard == "auto":
         config = config.model_copy(update={"shard": str(array_shard())})
     if not config.requeue:
-        return job.run(config)
+        return _run(config)
     job_id()  # outside of Slurm it raises, before anything starts
     before = _parts(config)
 
@@ -28,16 +30,24 @@ def start(config: RunConfig) -> int:
         if code == _STOPPED:
             requeue(made_progress=_parts(config) != before)
 
-    code = job.run(config, forced_end=run_again)
+    code = _run(config, run_again)
     run_again(code)
     return code
 
 
+def _run(config: RunConfig, forced_end: Callable[[int], None] | None = None) -> int:
+    if config.devices is not None:
+        return run_on_devices(config, forced_end)
+    return job.run(config, forced_end=forced_end)
+
+
 def _parts(config: RunConfig) -> frozenset[Path]:
-    """The parts that are committed to this process's own directory."""
+    """The parts that are committed to the directories of this process and its workers."""
     if config.output is None:
         return frozenset()
-    directory = config.output.with_name(config.output.name + ".parts")
-    if config.shard is not None:
-        directory = shard_path(config.output, Shard.parse(config.shard))
-    return frozenset(directory.glob("part-*.parquet"))
+    directories = [config.output.with_name(config.output.name + ".parts")]
+    whole = Shard.parse(config.shard or "1/1")
+    for begun in begun_shards(config.output):
+        if begun.shard.number % whole.count == whole.number % whole.count:
+            directories.append(begun.directory.path)
+    return frozenset(part for directory in directories for part in directory.glob("part-*.parquet"))
