@@ -6,6 +6,7 @@ The flags of `run` and `check` are made from RunConfig's fields. Data goes to st
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -153,6 +154,21 @@ def _slurm(config_file: Path | None, context: typer.Context, **flags: Any) -> in
     return slurm_command.run(settings, config_file, _given(flags), request, context.obj, submits)
 
 
+def _ray(config_file: Path | None, **flags: Any) -> int:
+    """Run shards of a job in Ray actors and make one table of them.
+
+    Takes the flags of `run`. Every node of the cluster must see input and output under the same names.
+    RAY_ADDRESS says which cluster; without it one is started on this machine.
+    """
+    asked = {name: flags.pop(name) for name in ("actors", "cpus", "gpus")}
+    settings = _settings(config_file, flags)
+    if importlib.util.find_spec("ray") is None:
+        raise UsageError("ray is not installed: pip install 'jfbatch[ray]'")
+    from jfbatch.cluster.ray import run_shards
+
+    return run_shards(settings, **asked)
+
+
 def _given(flags: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in flags.items() if value is not None and value != []}
 
@@ -258,6 +274,16 @@ _register(
         None,
     ),
     _keyword("submit", Annotated[bool, typer.Option("--submit", help="Submit them as well.")], False),
+)
+
+
+_register(
+    "ray",
+    _ray,
+    (setting for setting in config.settings() if setting.field not in _OF_THE_SCRIPT),
+    _keyword("actors", Annotated[int, typer.Option("--actors", min=1, metavar="N", help="How many actors.")]),
+    _keyword("cpus", Annotated[float, typer.Option("--cpus-per-actor", min=0, help="CPUs of each.")], 1.0),
+    _keyword("gpus", Annotated[float, typer.Option("--gpus-per-actor", min=0, help="GPUs of each.")], 0.0),
 )
 
 

@@ -7,7 +7,9 @@ are told without them.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
+from types import TracebackType
 
 from jfbatch.config import RunConfig
 from jfbatch.engine.engine import Engine, EngineConfig
@@ -27,37 +29,60 @@ from jfbatch.signals import Signals
 def decode(config: RunConfig, rows: Iterator[Row], outcomes: Outcomes, signals: Signals) -> InputError | None:
     """Run the rows through the model; returns what was wrong with the input where it could not be read on."""
     outcomes.progress.say(f"loading {config.model}")
-    set_threads(config.threads)
-    loaded = load_model(
-        config.model, config.device, config.dtype, config.cache_directory, config.trust_remote_code
-    )
-    vocabulary = vocabulary_of(loaded)
-    engine = make_engine(config, loaded, vocabulary)
-    signals.on_stop(engine.stop)
-    with (
-        GrammarCache(config.cache_directory / "grammars") as cache,
-        Compiler(vocabulary, compiler_options(config), cache) as compiler,
-        Feed(
+    with Decoder(config) as decoder:
+        signals.on_stop(decoder.engine.stop)
+        return decoder.run(rows, outcomes)
+
+
+class Decoder:
+    """A loaded model with its engine, compiler and grammar cache; a context manager.
+
+    `run` may be called again with other rows.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
+        set_threads(config.threads)
+        self.loaded = load_model(
+            config.model, config.device, config.dtype, config.cache_directory, config.trust_remote_code
+        )
+        vocabulary = vocabulary_of(self.loaded)
+        self.engine = make_engine(config, self.loaded, vocabulary)
+        self._resources = ExitStack()
+        cache = self._resources.enter_context(GrammarCache(config.cache_directory / "grammars"))
+        self.compiler = self._resources.enter_context(Compiler(vocabulary, compiler_options(config), cache))
+
+    def __enter__(self) -> Decoder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._resources.__exit__(kind, value, traceback)
+
+    def run(self, rows: Iterator[Row], outcomes: Outcomes) -> InputError | None:
+        """Run the rows; returns what was wrong with the input where it could not be read on."""
+        config, engine = self.config, self.engine
+        with Feed(
             rows,
-            PromptRenderer(loaded.tokenizer, config.system, config.raw),
-            compiler,
-            feed_options(config, loaded),
+            PromptRenderer(self.loaded.tokenizer, config.system, config.raw),
+            self.compiler,
+            feed_options(config, self.loaded),
             outcomes.reject,
             outcomes.each_step,
-        ) as feed,
-    ):
-        outcomes.watch(engine.statistics, compiler.statistics)
-        for completion in engine.run(feed):
-            waiting = feed.finished(completion.key)
-            if outcomes.needs_another_try(waiting, completion):
-                feed.again(waiting)
-            else:
-                outcomes.complete(waiting, completion)
-            if outcomes.too_many_failures:
-                engine.stop()
-        if feed.error is not None and not isinstance(feed.error, InputError):
-            raise feed.error
-    return feed.error
+        ) as feed:
+            outcomes.watch(engine.statistics, self.compiler.statistics)
+            for completion in engine.run(feed):
+                waiting = feed.finished(completion.key)
+                if outcomes.needs_another_try(waiting, completion):
+                    feed.again(waiting)
+                else:
+                    outcomes.complete(waiting, completion)
+                if outcomes.too_many_failures:
+                    engine.stop()
+            if feed.error is not None and not isinstance(feed.error, InputError):
+                raise feed.error
+        return feed.error
 
 
 def vocabulary_of(loaded: LoadedModel) -> Vocabulary:

@@ -9,7 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from jfbatch.engine.sequence import Completion
 from jfbatch.feed import Waiting
@@ -18,7 +18,6 @@ from jfbatch.report.progress import Progress, progress_text
 from jfbatch.report.statistics import GOOD_STATUSES, RunStatistics
 from jfbatch.rows.result import RowResult
 from jfbatch.rows.row import Pattern, Row
-from jfbatch.rows.store import Store
 from jfbatch.rows.validate import validator
 
 if TYPE_CHECKING:  # it brings torch, which a run with nothing left to do goes without
@@ -27,10 +26,20 @@ if TYPE_CHECKING:  # it brings torch, which a run with nothing left to do goes w
 _STATUS_OF = {"finished": "ok", "shortened": "shortened", "failed": "failed"}
 
 
+class Results(Protocol):
+    """Where results go: a Store, or memory."""
+
+    def contains(self, row: Row) -> bool: ...
+
+    def add(self, result: RowResult) -> None: ...
+
+    def commit_if_due(self) -> bool: ...
+
+
 class Outcomes:
     """The results of a run as they come in."""
 
-    def __init__(self, store: Store, progress: Progress, retries: int, max_failures: int | None) -> None:
+    def __init__(self, store: Results, progress: Progress, retries: int, max_failures: int | None) -> None:
         self.store = store
         self.progress = progress
         self.retries = retries

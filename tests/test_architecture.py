@@ -105,6 +105,7 @@ def test_the_layers_above_the_packages_are_imported_by_the_command_line_alone() 
     assert importing <= {
         "jfbatch.__main__ imports jfbatch.cli",
         "jfbatch.cluster.devices imports jfbatch.job",
+        "jfbatch.cluster.ray imports jfbatch.job",
         "jfbatch.cluster.start imports jfbatch.job",
         "jfbatch.cluster.worker imports jfbatch.job",
         "jfbatch.cluster.slurm_command imports jfbatch.job",

@@ -206,7 +206,7 @@ class _Run:
             "requeue": False,
         }
         config = self.config.model_copy(update=changed)
-        return {"config": config.model_dump(mode="json"), "processors": processors}
+        return {"config": config.model_dump(mode="json", exclude_defaults=True), "processors": processors}
 
     def _read(self, worker: _Worker, progress: Progress) -> None:
         data = os.read(worker.reading, 1 << 16)
