@@ -192,6 +192,12 @@ class RunConfig(pydantic.BaseModel):
         "Several processes",
         "One process per device, over shards: 0,1,2,3 or all for GPUs, cpu:N for N on this CPU.",
     )
+    tensor_parallel: int = _setting(
+        1,
+        "Several processes",
+        "Cut a model that one device cannot hold over N of them, by transformers' plan.",
+        ge=1,
+    )
     requeue: bool = _setting(
         False,
         "Several processes",

@@ -6,6 +6,7 @@ are told without them.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -15,6 +16,7 @@ from jfbatch.config import RunConfig
 from jfbatch.engine.engine import Engine, EngineConfig
 from jfbatch.engine.model import LoadedModel, load_model, set_threads
 from jfbatch.engine.runner import Runner
+from jfbatch.engine.tensor_parallel import TensorParallelGroup, TensorParallelOrder
 from jfbatch.errors import InputError
 from jfbatch.feed import Feed, FeedOptions
 from jfbatch.grammar import Vocabulary
@@ -42,15 +44,24 @@ class Decoder:
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
+        with ExitStack() as resources:
+            self.loaded, runner = self._load(resources)
+            vocabulary = vocabulary_of(self.loaded)
+            self.engine = make_engine(config, self.loaded, vocabulary, runner)
+            cache = resources.enter_context(GrammarCache(config.cache_directory / "grammars"))
+            self.compiler = resources.enter_context(Compiler(vocabulary, compiler_options(config), cache))
+            self._resources = resources.pop_all()
+
+    def _load(self, resources: ExitStack) -> tuple[LoadedModel, Runner]:
+        config = self.config
+        if config.tensor_parallel > 1:
+            group = TensorParallelGroup(tensor_parallel_order(config))
+            return resources.enter_context(group).load()
         set_threads(config.threads)
-        self.loaded = load_model(
+        loaded = load_model(
             config.model, config.device, config.dtype, config.cache_directory, config.trust_remote_code
         )
-        vocabulary = vocabulary_of(self.loaded)
-        self.engine = make_engine(config, self.loaded, vocabulary)
-        self._resources = ExitStack()
-        cache = self._resources.enter_context(GrammarCache(config.cache_directory / "grammars"))
-        self.compiler = self._resources.enter_context(Compiler(vocabulary, compiler_options(config), cache))
+        return loaded, Runner(loaded.model)
 
     def __enter__(self) -> Decoder:
         return self
@@ -109,8 +120,23 @@ class ModelTokenization:
         return self.vocabulary.token_bytes[token_id] or b""
 
 
-def make_engine(config: RunConfig, loaded: LoadedModel, vocabulary: Vocabulary) -> Engine:
-    """The engine for this model and these settings."""
+def tensor_parallel_order(config: RunConfig) -> TensorParallelOrder:
+    """What the processes of `--tensor-parallel` load."""
+    return TensorParallelOrder(
+        count=config.tensor_parallel,
+        name=config.model,
+        device=config.device,
+        dtype=config.dtype,
+        cache_dir=str(config.cache_directory),
+        trust_remote_code=config.trust_remote_code,
+        threads=config.threads or max(1, len(os.sched_getaffinity(0)) // config.tensor_parallel),
+    )
+
+
+def make_engine(
+    config: RunConfig, loaded: LoadedModel, vocabulary: Vocabulary, runner: Runner | None = None
+) -> Engine:
+    """The engine for this model and these settings, over `runner` or one of its own."""
     settings = EngineConfig(
         batch_size=config.batch_size,
         context_length=loaded.context_length,
@@ -120,7 +146,7 @@ def make_engine(config: RunConfig, loaded: LoadedModel, vocabulary: Vocabulary) 
     )
     if config.kv_memory is not None:
         settings = replace(settings, kv_memory=config.kv_memory)
-    return Engine(Runner(loaded.model), ModelTokenization(loaded, vocabulary), settings)
+    return Engine(runner or Runner(loaded.model), ModelTokenization(loaded, vocabulary), settings)
 
 
 def compiler_options(config: RunConfig) -> CompilerOptions:

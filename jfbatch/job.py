@@ -136,6 +136,8 @@ def check_settings(config: RunConfig) -> None:
     """Raise UsageError on settings that exclude each other."""
     if config.raw and config.system is not None:
         raise UsageError("a system text needs the chat template: give either --system or --raw")
+    if config.tensor_parallel > 1 and config.devices is not None:
+        raise UsageError("give either --devices, for many rows at once, or --tensor-parallel")
     if config.backend != "auto" and (reason := why_missing(config.backend)):
         raise UsageError(f"--backend: {reason}")
 

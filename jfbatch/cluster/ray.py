@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -98,8 +97,8 @@ def _warn_of_starvation() -> None:
 
     if ray.is_initialized() and ray.available_resources().get("CPU", 0.0) <= 0:
         logger.warning(
-            "the actors hold all %g CPUs of this Ray cluster: if what is before them has yet to be read, nothing "
-            "will; give map_batches a smaller num_cpus (such as 0.5) or fewer actors",
+            "the actors hold all %g CPUs of this Ray cluster: if what is before them has yet to be read, "
+            "nothing will; give map_batches a smaller num_cpus (such as 0.5) or fewer actors",
             ray.cluster_resources().get("CPU", 0.0),
         )
 
@@ -151,7 +150,7 @@ def run_shards(config: RunConfig, actors: int, cpus: float = 1, gpus: float = 0)
         pool = [runner.remote() for _ in range(min(actors, count))]
         shards = Shard(1, 1, config.shard_by).parts(count)
         pending = {
-            pool[place % len(pool)].run.remote(_for_shard(config, shard)): shard
+            pool[place % len(pool)].run.remote(_for_shard(config, shard), os.getcwd()): shard
             for place, shard in enumerate(shards)
         }
         _wait_for(ray, pending)
@@ -170,9 +169,16 @@ def run_shards(config: RunConfig, actors: int, cpus: float = 1, gpus: float = 0)
 class ShardActor:
     """Runs shards, one after another, in an actor's process."""
 
-    def run(self, settings: Mapping[str, Any]) -> tuple[int, str]:
+    def run(self, settings: Mapping[str, Any], directory: str) -> tuple[int, str]:
         """The exit code of one shard, and what was wrong where it could not run."""
         prepare_environment()
+        try:
+            os.chdir(directory)  # an actor's own is another; names are relative to the command's
+        except OSError as error:
+            return (
+                UsageError.exit_code,
+                f"{directory}: {error.strerror} on a node: all need the same files",
+            )
         try:
             return job.run(RunConfig.model_validate(dict(settings))), ""
         except JfbatchError as error:
@@ -181,13 +187,6 @@ class ShardActor:
 
 def _for_shard(config: RunConfig, shard: Shard) -> dict[str, Any]:
     changed: dict[str, Any] = {"shard": str(shard), "summary_json": None, "quiet": True}
-    # An actor's working directory is another.
-    changed["inputs"] = tuple(os.path.abspath(name) for name in config.inputs)
-    for name in ("output", "schema_file", "grammar_file", "cache_dir"):
-        path = getattr(config, name)
-        changed[name] = path and path.absolute()
-    if Path(config.model).exists():
-        changed["model"] = os.path.abspath(config.model)
     told: dict[str, Any] = config.model_copy(update=changed).model_dump(mode="json", exclude_defaults=True)
     return told
 

@@ -30,6 +30,8 @@ def run(
         raise UsageError("slurm: standard input cannot be read by several shards: name a file")
     plan = job.check(config)
     arguments = as_arguments(config, flags)
+    if asked.gpus > 1 and config.devices is None and config.tensor_parallel == 1:
+        arguments += ["--devices", "all"]
     if config_file is not None:
         arguments += ["--config", str(config_file)]
     scripts = write_scripts(plan.output, arguments, asked)

@@ -81,6 +81,7 @@ def load_model(
     dtype: str = "auto",
     cache_dir: str | Path | None = None,
     trust_remote_code: bool = False,
+    tensor_parallel: int = 1,
 ) -> LoadedModel:
     """Load a model and its tokenizer.
 
@@ -90,6 +91,7 @@ def load_model(
     device: "auto" (CUDA where present, else the CPU) or a torch device name.
     dtype: "auto" (float32 on a CPU, bfloat16 on CUDA), or f32 / bf16 / f16 and their long names.
     cache_dir: where converted GGUF models are kept; default $XDG_CACHE_HOME/jfbatch.
+    tensor_parallel: over how many processes the matrices are cut; torchrun's variables say which this is.
 
     Weights are read from safetensors or GGUF only, never unpickled. Raises ModelError.
     """
@@ -109,18 +111,44 @@ def load_model(
     if name == DEMO or name.lower().endswith(".gguf"):
         file = demo_file() if name == DEMO else Path(name).expanduser()
         source = _converted_copy(file, Path(cache_dir) if cache_dir else _default_cache())
+    cut = _cut(name, source, tensor_parallel, trust_remote_code) if tensor_parallel > 1 else {}
     try:
         model = AutoModelForCausalLM.from_pretrained(
             source,
             dtype=getattr(torch, _DTYPES[dtype]),
             use_safetensors=True,
             trust_remote_code=trust_remote_code,
+            **cut,
         )
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
-        model = model.to(chosen).eval()
+        model = (model if cut else model.to(chosen)).eval()
     except LOAD_FAULTS as error:
         raise ModelError(f"{name}: cannot be loaded: {first_line(error)}") from error
     return LoadedModel(name, model, tokenizer, end_token_ids(model, tokenizer), context_length(model.config))
+
+
+def _cut(name: str, source: str | Path, count: int, trust_remote_code: bool) -> dict[str, Any]:
+    """The arguments that load a model's part, by transformers' plan. Raises ModelError where it has none."""
+    from transformers import AutoConfig
+    from transformers.distributed import DistributedConfig
+
+    try:
+        config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code).get_text_config()
+    except LOAD_FAULTS as error:
+        raise ModelError(f"{name}: cannot be loaded: {first_line(error)}") from error
+    if not getattr(config, "base_model_tp_plan", None):
+        raise ModelError(
+            f"{name}: transformers has no tensor-parallel plan for {config.model_type}: "
+            "leave out --tensor-parallel, or choose another model"
+        )
+    for what in ("num_attention_heads", "num_key_value_heads"):
+        heads = getattr(config, what, None) or config.num_attention_heads
+        if heads % count:
+            raise ModelError(
+                f"{name}: {what.removeprefix('num_').replace('_', ' ')}: {heads} cannot be cut in {count}: "
+                "choose a --tensor-parallel that divides it"
+            )
+    return {"distributed_config": DistributedConfig(tp_size=count, tp_plan="auto")}
 
 
 def end_token_ids(model: Any, tokenizer: Any) -> frozenset[int]:

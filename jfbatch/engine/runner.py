@@ -70,6 +70,8 @@ class Runner:
     Raises ModelError naming the architecture if it cannot be run packed.
     """
 
+    pool_type = SlotPool
+
     def __init__(self, model: Any, kv_dtype: torch.dtype | None = None, pack: bool = True) -> None:
         self.model = model.eval()
         self.device: torch.device = model.device
@@ -80,7 +82,7 @@ class Runner:
         self.layer_count: int = config.num_hidden_layers
         if kv_dtype is None:
             kv_dtype = torch.bfloat16 if self.dtype == torch.float32 else self.dtype
-        self.pool = SlotPool(self.device, kv_dtype)
+        self.pool = self.pool_type(self.device, kv_dtype)
         parameters = inspect.signature(model.forward).parameters
         self._selects_logits = "logits_to_keep" in parameters
         self._refuse_by_configuration(config)
