@@ -11,6 +11,7 @@ import sys
 import threading
 
 from jfbatch.engine.model import prepare_environment
+from jfbatch.errors import JfbatchError
 
 
 def main() -> None:
@@ -20,7 +21,12 @@ def main() -> None:
     prepare_environment()
     from jfbatch.engine.tensor_parallel import TensorParallelOrder, follow
 
-    follow(TensorParallelOrder(**order))
+    try:
+        follow(TensorParallelOrder(**order))
+    except (JfbatchError, RuntimeError) as error:  # the leader's end breaks the connection as well
+        reason = " ".join(str(error).split())[:200]
+        print(f"jfbatch: process {os.environ['RANK']} of --tensor-parallel: {reason}", file=sys.stderr)
+        sys.exit(1)
 
 
 def _end_with_the_leader() -> None:

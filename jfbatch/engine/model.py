@@ -107,11 +107,12 @@ def load_model(
         dtype = "float32" if chosen.type == "cpu" else "bfloat16"
     if dtype not in _DTYPES:
         raise ModelError(f"dtype {dtype!r} is unknown; use auto, {', '.join(sorted(_DTYPES))}")
-    source: str | Path = name
-    if name == DEMO or name.lower().endswith(".gguf"):
-        file = demo_file() if name == DEMO else Path(name).expanduser()
-        source = _converted_copy(file, Path(cache_dir) if cache_dir else _default_cache())
-    cut = _cut(name, source, tensor_parallel, trust_remote_code) if tensor_parallel > 1 else {}
+    source = _source(name, cache_dir)
+    cut = {}
+    if tensor_parallel > 1:
+        from transformers.distributed import DistributedConfig
+
+        cut = {"distributed_config": DistributedConfig(tp_size=tensor_parallel, tp_plan="auto")}
     try:
         model = AutoModelForCausalLM.from_pretrained(
             source,
@@ -127,11 +128,21 @@ def load_model(
     return LoadedModel(name, model, tokenizer, end_token_ids(model, tokenizer), context_length(model.config))
 
 
-def _cut(name: str, source: str | Path, count: int, trust_remote_code: bool) -> dict[str, Any]:
-    """The arguments that load a model's part, by transformers' plan. Raises ModelError where it has none."""
-    from transformers import AutoConfig
-    from transformers.distributed import DistributedConfig
+def _source(name: str, cache_dir: str | Path | None) -> str | Path:
+    """What transformers loads: the name, or the safetensors copy of a GGUF file, made if it is missing."""
+    if name != DEMO and not name.lower().endswith(".gguf"):
+        return name
+    file = demo_file() if name == DEMO else Path(name).expanduser()
+    return _converted_copy(file, Path(cache_dir) if cache_dir else _default_cache())
 
+
+def check_tensor_parallel(
+    name: str, cache_dir: str | Path | None, count: int, trust_remote_code: bool = False
+) -> None:
+    """Raise ModelError where a model has no plan by which its matrices can be cut in `count`."""
+    from transformers import AutoConfig
+
+    source = _source(name, cache_dir)
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code).get_text_config()
     except LOAD_FAULTS as error:
@@ -148,7 +159,6 @@ def _cut(name: str, source: str | Path, count: int, trust_remote_code: bool) -> 
                 f"{name}: {what.removeprefix('num_').replace('_', ' ')}: {heads} cannot be cut in {count}: "
                 "choose a --tensor-parallel that divides it"
             )
-    return {"distributed_config": DistributedConfig(tp_size=count, tp_plan="auto")}
 
 
 def end_token_ids(model: Any, tokenizer: Any) -> frozenset[int]:

@@ -25,7 +25,7 @@ import torch.distributed as distributed
 from torch import Tensor
 
 from jfbatch.engine.kv_cache import SlotPool
-from jfbatch.engine.model import LoadedModel, load_model, set_threads
+from jfbatch.engine.model import LoadedModel, check_tensor_parallel, load_model, set_threads
 from jfbatch.engine.runner import Runner, Segment
 from jfbatch.errors import ModelError, UsageError
 
@@ -199,6 +199,7 @@ class TensorParallelGroup:
             raise UsageError(
                 f"--tensor-parallel {order.count}: there are {torch.cuda.device_count()} CUDA devices"
             )
+        check_tensor_parallel(order.name, order.cache_dir, order.count, order.trust_remote_code)
         self._order = order
         self._ending = False
         self._channel: Channel | None = None
