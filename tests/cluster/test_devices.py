@@ -125,9 +125,9 @@ def test_two_processes_give_the_table_of_one(job: Job, alone: Job) -> None:
     assert stderr.count("loading ") == 1  # one display for all
     assert f"{ROWS}: 59 ok, 1 shortened" in stderr
     assert not (job.directory / "table.parquet.shards").exists()
-    # Again, on one device more: there is nothing left to do.
+    # Again, on one device less: there is nothing left to do.
     before = job.output.stat().st_mtime_ns
-    process = job.process(*prepare(job, ROWS), "--devices", "cpu:3", "-q")
+    process = job.process(*prepare(job, ROWS), "--devices", "cpu:1", "-q")
     assert process.communicate(timeout=120) == ("", "")
     assert process.returncode == 0 and job.output.stat().st_mtime_ns == before
 
@@ -166,6 +166,8 @@ def test_a_signal_is_handed_on_and_other_devices_continue(
     assert "the same command continues" in stderr.splitlines()[-1]
     assert not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children)
     assert not job.output.exists() and sum(shards(job).values()) >= 2
+    if number == signal.SIGINT:
+        return  # from here on all is the same
     # One device instead of two takes both shards, one after the other.
     process = job.process(*prepare(job, ROWS), "--devices", "cpu:1")
     _, stderr = process.communicate(timeout=120)
