@@ -4,11 +4,12 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format bench bench-micro bench-peers clean
+.PHONY: help setup demo test test-slurm lint format bench bench-micro bench-peers clean
 
 help:
 	@echo "make demo    set up .venv, run the shipped emails through the demo model, show the table"
 	@echo "make test    set up .venv, run the tests"
+	@echo "make test-slurm  run an array job on a real Slurm of one node (root; installs Debian's packages)"
 	@echo "make lint    ruff check, ruff format --check, mypy"
 	@echo "make format  let ruff mend what it can"
 	@echo "make bench   speed on 64 rows: dtypes, jumping, drafts, batch sizes (minutes; wants a quiet machine)"
@@ -33,6 +34,9 @@ demo: $(READY)
 
 test: $(READY)
 	$(BIN)/python -m pytest
+
+test-slurm: $(READY)
+	$(BIN)/python -m pytest tests/slurm/real_slurm.py
 
 lint: $(READY)
 	$(BIN)/ruff check .

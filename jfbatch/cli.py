@@ -7,9 +7,10 @@ The flags of `run` and `check` are made from RunConfig's fields. Data goes to st
 from __future__ import annotations
 
 import gc
+import importlib.util
 import inspect
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Optional, get_args, get_origin
 
@@ -33,9 +34,8 @@ _INTERRUPTED = 130
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit: one line on stderr for whatever the user can mend, no traceback."""
     try:
-        code = app(
-            args=None if arguments is None else list(arguments), prog_name="jfbatch", standalone_mode=False
-        )
+        ours, others = _split(sys.argv[1:] if arguments is None else arguments)
+        code = app(args=ours, prog_name="jfbatch", standalone_mode=False, obj=others)
     except JfbatchError as error:
         sys.exit(_complain(str(error), error.exit_code))
     except TyperException as error:  # a flag or argument that does not parse
@@ -47,6 +47,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.stderr.close()
         sys.exit(0)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Our arguments, and those after `--` that `jfbatch slurm` hands on."""
+    ours = list(arguments)
+    if ours[:1] != ["slurm"] or "--" not in ours:
+        return ours, []
+    place = ours.index("--")
+    return ours[:place], ours[place + 1 :]
 
 
 def _complain(reason: str, code: int) -> int:
@@ -86,9 +95,9 @@ def _run(config_file: Path | None, **flags: Any) -> int:
     # row. Decoding turns the collector on again, with all of that set apart.
     gc.disable()
     try:
-        from jfbatch import job  # here, because it brings numba and pyarrow
+        from jfbatch.cluster.start import start  # here, because it brings numba and pyarrow
 
-        return job.run(settings)
+        return start(settings)
     finally:
         gc.unfreeze()
         gc.enable()
@@ -141,10 +150,42 @@ def _check(config_file: Path | None, json_file: Path | None, **flags: Any) -> in
     return check.check_job(settings, json_file)
 
 
+def _slurm(config_file: Path | None, context: typer.Context, **flags: Any) -> int:
+    """Write sbatch scripts for a run as an array of shards, and the merge that waits for it.
+
+    Takes the flags of `run`. What follows -- is passed to sbatch, as in `-- --account=lab --mem=64G`.
+    The scripts go to OUT.slurm; --submit also submits them. Requeued or submitted again they continue.
+    """
+    request = {name: flags.pop(name) for name in ("array", "gpus", "time", "partition")}
+    submits = flags.pop("submit")
+    settings = _settings(config_file, flags)
+    from jfbatch.cluster import slurm_command
+
+    return slurm_command.run(settings, config_file, _given(flags), request, context.obj, submits)
+
+
+def _ray(config_file: Path | None, **flags: Any) -> int:
+    """Run shards of a job in Ray actors and make one table of them.
+
+    Takes the flags of `run`. Every node of the cluster must see input and output under the same names.
+    RAY_ADDRESS says which cluster; without it one is started on this machine.
+    """
+    asked = {name: flags.pop(name) for name in ("actors", "cpus", "gpus")}
+    settings = _settings(config_file, flags)
+    if importlib.util.find_spec("ray") is None:
+        raise UsageError("ray is not installed: pip install 'jfbatch[ray]'")
+    from jfbatch.cluster.ray import run_shards
+
+    return run_shards(settings, **asked)
+
+
+def _given(flags: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in flags.items() if value is not None and value != []}
+
+
 def _settings(config_file: Path | None, flags: dict[str, Any]) -> config.RunConfig:
     """The settings from flags that were given, environment and file. Raises UsageError."""
-    given = {name: value for name, value in flags.items() if value is not None and value != []}
-    settings = config.load_config(given, config_file)
+    settings = config.load_config(_given(flags), config_file)
     if not settings.inputs:
         raise UsageError("no input: name a JSONL file with prompts, or - for standard input")
     return settings
@@ -161,10 +202,6 @@ def _metavar(annotation: Any) -> str:
     return next((kinds[kind] for kind in candidates if kind in kinds), "SIZE")
 
 
-# Switches that are on by default read better as `--jump off` than as `--no-jump`.
-_ON_OR_OFF = frozenset({"jump", "drafts", "repetition_stop"})
-
-
 def _flag(setting: config.Setting) -> inspect.Parameter:
     """The command-line parameter of one setting; None stands for "not given". pydantic checks the value."""
     kind: Any
@@ -173,7 +210,7 @@ def _flag(setting: config.Setting) -> inspect.Parameter:
         kind = Annotated[Optional[list[str]], typer.Argument(metavar="INPUT...", help=setting.description)]  # noqa: UP045
     else:
         names = [setting.flag, *([setting.short] if setting.short else [])]
-        is_switch = setting.annotation is bool and setting.field not in _ON_OR_OFF
+        is_switch = setting.is_switch
         if is_switch and not setting.short:
             names[0] += f"/--no-{setting.flag[2:]}"
         shown = config.shown_default(setting)
@@ -221,6 +258,45 @@ _register(
 )
 
 
+def _keyword(name: str, kind: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+
+
+# Which shard a process runs, and that it is requeued, the script says itself.
+_OF_THE_SCRIPT = frozenset({"shard", "requeue"})
+
+_register(
+    "slurm",
+    _slurm,
+    (setting for setting in config.settings() if setting.field not in _OF_THE_SCRIPT),
+    _keyword("context", typer.Context),
+    _keyword(
+        "array",
+        Annotated[
+            str, typer.Option("--array", metavar="N[%M]", help="How many shards (M of them at a time).")
+        ],
+    ),
+    _keyword("gpus", Annotated[int, typer.Option("--gpus", min=0, help="GPUs of each element.")], 1),
+    _keyword("time", Annotated[str, typer.Option("--time", metavar="H:MM:SS", help="Time of one start.")]),
+    _keyword(
+        "partition",
+        Annotated[Optional[str], typer.Option("--partition", metavar="NAME", help="Slurm's partition.")],  # noqa: UP045
+        None,
+    ),
+    _keyword("submit", Annotated[bool, typer.Option("--submit", help="Submit them as well.")], False),
+)
+
+
+_register(
+    "ray",
+    _ray,
+    (setting for setting in config.settings() if setting.field not in _OF_THE_SCRIPT),
+    _keyword("actors", Annotated[int, typer.Option("--actors", min=1, metavar="N", help="How many actors.")]),
+    _keyword("cpus", Annotated[float, typer.Option("--cpus-per-actor", min=0, help="CPUs of each.")], 1.0),
+    _keyword("gpus", Annotated[float, typer.Option("--gpus-per-actor", min=0, help="GPUs of each.")], 0.0),
+)
+
+
 @app.command("show")
 def _show(
     table: Annotated[Path, typer.Argument(metavar="TABLE.parquet", help="A table that run has written.")],
@@ -249,3 +325,25 @@ def _show(
     except (pyarrow.ArrowInvalid, OSError) as error:
         raise InputError(str(table), f"cannot be read as a Parquet table ({error})") from None
     report_table.print_rows([] if batch is None else batch.to_pylist(), chosen, total)
+
+
+@app.command("merge")
+def _merge(
+    output: Annotated[Path, typer.Argument(metavar="OUT", help="What the shards were given as -o.")],
+    inputs: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Argument(metavar="[INPUT...]", help="The input, where it lies elsewhere now."),
+    ] = None,
+    partial: Annotated[
+        bool, typer.Option("--partial", help="Write the rows that have a result, and keep the shards.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say only what is wrong.")] = False,
+) -> int:
+    """Make one table of the shards of a run, in input order, once every row of the input has its result.
+
+    Exit codes: 0 all rows ok or shortened, 1 some rows are not or are missing (then nothing is written),
+    2 usage, 65 damaged input, 74 the table cannot be written.
+    """
+    from jfbatch.cluster.merge import merge
+
+    return merge(output, inputs or (), partial=partial, quiet=quiet)

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pydantic
-import yaml
 
 from jfbatch.errors import UsageError
+from jfbatch.settings_file import read_settings
 
 ENVIRONMENT_PREFIX = "JFBATCH_"
 # Variables with the prefix that are no settings of a run.
@@ -150,8 +150,8 @@ class RunConfig(pydantic.BaseModel):
     cache_dir: Path | None = _setting(
         None,
         "Pattern",
-        "Directory of the grammar cache and the demo model's copy, "
-        "by default $SLURM_TMPDIR, $XDG_CACHE_HOME/jfbatch or ~/.cache/jfbatch.",
+        "Directory of the grammar cache and the demo model's copy, by default jfbatch in $SLURM_TMPDIR, "
+        "in a Slurm job $TMPDIR, $XDG_CACHE_HOME or ~/.cache.",
     )
 
     # Model and prompt
@@ -209,6 +209,35 @@ class RunConfig(pydantic.BaseModel):
     drafts: bool = _setting(True, "Speed", "Verify likely tokens several at a time (on or off).")
     window: int = _setting(50_000, "Speed", "Rows read ahead, grouped and sorted together.", ge=1)
 
+    # Several processes
+    shard: str | None = _setting(
+        None,
+        "Several processes",
+        "Run only the rows of one shard, such as 3/8 (from 1/8 to 8/8); auto is this Slurm array element's.",
+    )
+    shard_by: Literal["row", "pattern"] = _setting(
+        "row",
+        "Several processes",
+        "row spreads rows evenly; pattern keeps rows of one pattern and one beginning together.",
+    )
+
+    devices: str | None = _setting(
+        None,
+        "Several processes",
+        "One process per device, over shards: 0,1,2,3 or all for GPUs, cpu:N for N on this CPU.",
+    )
+    tensor_parallel: int = _setting(
+        1,
+        "Several processes",
+        "Cut a model that one device cannot hold over N of them, by transformers' plan.",
+        ge=1,
+    )
+    requeue: bool = _setting(
+        False,
+        "Several processes",
+        "Inside a Slurm job: after SIGTERM, with what is finished committed, have Slurm run the job again.",
+    )
+
     # While it runs
     max_failures: int | None = _setting(None, "While it runs", "Stop after this many failed rows.", ge=1)
     grace: float = _setting(25.0, "While it runs", "Seconds to commit finished rows after SIGTERM.", ge=0)
@@ -219,6 +248,23 @@ class RunConfig(pydantic.BaseModel):
     def _known_device(cls, value: str) -> str:
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", value):
             raise ValueError("must be auto, cpu, cuda or cuda:N")
+        return value
+
+    @pydantic.field_validator("devices")
+    @classmethod
+    def _known_devices(cls, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch(r"all|cpu:[1-9]\d{0,3}|\d{1,4}(,\d{1,4})*", value):
+            raise ValueError("must be all, GPU numbers such as 0,1,2,3, or cpu:N")
+        return value
+
+    @pydantic.field_validator("shard")
+    @classmethod
+    def _known_shard(cls, value: str | None) -> str | None:
+        if value is None or value == "auto":
+            return value
+        match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", value)
+        if match is None or not 1 <= int(match[1]) <= int(match[2]):
+            raise ValueError("must be auto or i/n with i from 1 to n: the first of 8 is 1/8, the last 8/8")
         return value
 
     @pydantic.field_validator("dtype", "kv_dtype", mode="before")
@@ -272,6 +318,11 @@ class Setting:
         return "INPUT..." if self.field == "inputs" else "--" + self.name.replace("_", "-")
 
     @property
+    def is_switch(self) -> bool:
+        """Whether the flag stands alone; what is on by default reads better as `--jump off`."""
+        return self.annotation is bool and not self.default
+
+    @property
     def variable(self) -> str:
         return ENVIRONMENT_PREFIX + self.name.upper()
 
@@ -305,8 +356,8 @@ def load_config(
     environment = os.environ if environment is None else environment
     layers: list[tuple[str, dict[str, Any]]] = []
     if file is not None:
-        layers.append((str(file), _read_yaml(file)))
-    layers.append(("the environment", _from_environment(environment)))
+        layers.append((str(file), read_settings(file)))
+    layers.append(("the environment", from_environment(environment)))
     layers.append(("the command line", dict(flags)))
     for origin, layer in layers:
         for name in layer:
@@ -328,7 +379,8 @@ def default_cache_directory(environment: Mapping[str, str] | None = None) -> Pat
     environment = os.environ if environment is None else environment
     if chosen := environment.get("JFBATCH_CACHE_DIR"):
         return Path(chosen)
-    for variable in ("SLURM_TMPDIR", "XDG_CACHE_HOME"):
+    node_local = ("SLURM_TMPDIR", "TMPDIR") if "SLURM_JOB_ID" in environment else ("SLURM_TMPDIR",)
+    for variable in (*node_local, "XDG_CACHE_HOME"):
         if base := environment.get(variable):
             return Path(base) / "jfbatch"
     return Path.home() / ".cache" / "jfbatch"
@@ -380,7 +432,8 @@ def shown_default(setting: Setting) -> str:
     return f"{setting.default:g}" if isinstance(setting.default, float) else str(setting.default)
 
 
-def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    """The settings in JFBATCH_* variables, as they are written there."""
     return {
         variable.removeprefix(ENVIRONMENT_PREFIX).lower(): value
         for variable, value in sorted(environment.items())
@@ -409,56 +462,6 @@ def _first_complaint(error: pydantic.ValidationError, origins: Mapping[str, str]
         origin or "the command line", f"{origin}: {setting.name}"
     )
     return f"{place}: {reason[:1].lower()}{reason[1:]}, not {shown}"
-
-
-class _Yaml12Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """YAML as 1.2 reads it: only true and false are booleans (yes, no, on and off are texts), dates are
-    texts, and a key given twice is an error."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[Any] = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if isinstance(key, str) and key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key!r} is given twice", key_node.start_mark
-                )
-            seen.add(key if isinstance(key, str) else None)
-        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
-        return mapping
-
-
-_Yaml12Loader.yaml_implicit_resolvers = {
-    first: [
-        (tag, pattern)
-        for tag, pattern in resolvers
-        if tag not in ("tag:yaml.org,2002:bool", "tag:yaml.org,2002:timestamp")
-    ]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Yaml12Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"true|false"), ["t", "f"])
-
-
-def _read_yaml(file: Path) -> dict[str, Any]:
-    try:
-        document = yaml.load(file.read_text(encoding="utf-8-sig"), Loader=_Yaml12Loader)  # a SafeLoader
-    except OSError as error:
-        raise UsageError(
-            f"{file}: {error.strerror or error}; give --config a YAML file that exists"
-        ) from None
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{file}: not UTF-8 text ({error.reason} at byte {error.start})") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        place = f" in line {mark.line + 1}" if mark is not None else ""
-        raise UsageError(
-            f"{file}: not valid YAML{place}: {getattr(error, 'problem', None) or error}"
-        ) from None
-    if document is None:
-        return {}
-    if not isinstance(document, dict):
-        raise UsageError(f"{file}: must be a mapping of settings to values, not a {type(document).__name__}")
-    return {str(name): value for name, value in document.items()}
 
 
 if __name__ == "__main__":

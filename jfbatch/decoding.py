@@ -7,17 +7,18 @@ are told without them.
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
-
-import torch
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, nullcontext
+from types import TracebackType
 
 from jfbatch.config import RunConfig
 from jfbatch.engine.engine import Engine, EngineConfig
 from jfbatch.engine.memory import spare_memory
 from jfbatch.engine.model import LoadedModel, load_model, set_threads
-from jfbatch.engine.runner import Runner
+from jfbatch.engine.runner import KV_DTYPES, Runner
+from jfbatch.engine.tensor_parallel import TensorParallelGroup, TensorParallelOrder
 from jfbatch.engine.watching import Span, watch_modules
 from jfbatch.errors import InputError, InvalidGrammar, UsageError
 from jfbatch.feed import Feed, FeedOptions
@@ -33,60 +34,91 @@ from jfbatch.rows.row import Row
 from jfbatch.rows.tools import tool_format
 from jfbatch.signals import Signals
 
-_KV_DTYPES = {"auto": None, "f32": torch.float32, "bf16": torch.bfloat16}
-
 
 def decode(
     config: RunConfig, rows: Iterator[Row], outcomes: Outcomes, signals: Signals, span: Span = nullcontext
 ) -> InputError | None:
     """Run the rows through the model; returns what was wrong with the input where it could not be read on."""
     outcomes.progress.say(f"loading {config.model}")
-    set_threads(config.threads)
-    with span("load model"):
-        loaded = load_model(
-            config.model, config.device, config.dtype, config.cache_directory, config.trust_remote_code
-        )
-    with ThreadPoolExecutor(1, "jfbatch-packer") as packer:
-        # Packing the weights leaves Python to what comes next: vocabulary, grammar cache, compiled kernels.
-        runner = packer.submit(make_runner, config, loaded, span)
-        renderer = PromptRenderer(
-            loaded.tokenizer, config.system, config.raw, tool_format(config.tool_format)
-        )
-        end = reasoning_end(config.reasoning_end, "" if config.raw else chat_template(loaded.tokenizer))
-        outcomes.reasoning_end = end
-        with span("vocabulary"):
-            vocabulary = vocabulary_of(loaded, [*renderer.markers, *(end.markers if end else ())])
-        with (
-            GrammarCache(config.cache_directory / "grammars") as cache,
-            Compiler(vocabulary, compiler_options(config), cache, span) as compiler,
-        ):
+    with Decoder(config, span) as decoder:
+        signals.on_stop(decoder.engine.stop)
+        return decoder.run(rows, outcomes)
+
+
+class Decoder:
+    """A loaded model with its engine, compiler and grammar cache; a context manager.
+
+    `run` may be called again with other rows. `span` times the parts of the work.
+    """
+
+    def __init__(self, config: RunConfig, span: Span = nullcontext) -> None:
+        self.config = config
+        self.span = span
+        with ExitStack() as resources:
+            packer = resources.enter_context(ThreadPoolExecutor(1, "jfbatch-packer"))
+            self.loaded, runner = self._load(resources, packer)
+            # Packing the weights leaves Python to what comes next: vocabulary, cache, compiled kernels.
+            tokenizer = self.loaded.tokenizer
+            self.renderer = PromptRenderer(
+                tokenizer, config.system, config.raw, tool_format(config.tool_format)
+            )
+            self.end = reasoning_end(config.reasoning_end, "" if config.raw else chat_template(tokenizer))
+            markers = [*self.renderer.markers, *(self.end.markers if self.end else ())]
+            with span("vocabulary"):
+                vocabulary = vocabulary_of(self.loaded, markers)
+            cache = resources.enter_context(GrammarCache(config.cache_directory / "grammars"))
+            self.compiler = resources.enter_context(
+                Compiler(vocabulary, compiler_options(config), cache, span)
+            )
             with span("wait for weights"):
                 packed = runner.result()
-            engine = make_engine(config, loaded, packed, vocabulary, span)
+            self.engine = make_engine(config, self.loaded, packed, vocabulary, span)
             if not gc.isenabled():  # the command line keeps it off while things are loaded
                 gc.freeze()
                 gc.enable()
-            signals.on_stop(engine.stop)
-            outcomes.watch(engine.statistics, compiler.statistics)
-            options = feed_options(config, loaded, end, compiler)
-            with Feed(rows, renderer, compiler, options, outcomes.reject, outcomes.each_step, span) as feed:
-                return run_rows(feed, engine, outcomes)
+            self._resources = resources.pop_all()
 
+    def _load(self, resources: ExitStack, packer: ThreadPoolExecutor) -> tuple[LoadedModel, Future[Runner]]:
+        """The model, and its runner once the weights are packed."""
+        config = self.config
+        if config.tensor_parallel > 1:
+            group = TensorParallelGroup(tensor_parallel_order(config))
+            loaded, runner = resources.enter_context(group).load()
+            return loaded, packer.submit(lambda: runner)
+        set_threads(config.threads)
+        with self.span("load model"):
+            loaded = load_model(
+                config.model, config.device, config.dtype, config.cache_directory, config.trust_remote_code
+            )
+        return loaded, packer.submit(make_runner, config, loaded, self.span)
 
-def run_rows(feed: Feed, engine: Engine, outcomes: Outcomes) -> InputError | None:
-    """Settle what comes out of the engine, one row after another."""
-    for completion in engine.run(feed):
-        with engine.span("complete"):
-            waiting = feed.finished(completion.key)
-            if outcomes.needs_another_try(waiting, completion):
-                feed.again(waiting)
-            else:
-                outcomes.complete(waiting, completion)
-        if outcomes.too_many_failures:
-            engine.stop()
-    if feed.error is not None and not isinstance(feed.error, InputError):
-        raise feed.error
-    return feed.error
+    def __enter__(self) -> Decoder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._resources.__exit__(kind, value, traceback)
+
+    def run(self, rows: Iterator[Row], outcomes: Outcomes) -> InputError | None:
+        """Run the rows; returns what was wrong with the input where it could not be read on."""
+        outcomes.reasoning_end = self.end
+        outcomes.watch(self.engine.statistics, self.compiler.statistics)
+        options = feed_options(self.config, self.loaded, self.end, self.compiler)
+        settle, each_step = outcomes.reject, outcomes.each_step
+        with Feed(rows, self.renderer, self.compiler, options, settle, each_step, self.span) as feed:
+            for completion in self.engine.run(feed):
+                with self.span("complete"):
+                    waiting = feed.finished(completion.key)
+                    if outcomes.needs_another_try(waiting, completion):
+                        feed.again(waiting)
+                    else:
+                        outcomes.complete(waiting, completion)
+                if outcomes.too_many_failures:
+                    self.engine.stop()
+            if feed.error is not None and not isinstance(feed.error, InputError):
+                raise feed.error
+        return feed.error
 
 
 def vocabulary_of(loaded: LoadedModel, markers: Sequence[str] = ()) -> Vocabulary:
@@ -116,10 +148,24 @@ class ModelTokenization:
 def make_runner(config: RunConfig, loaded: LoadedModel, span: Span = nullcontext) -> Runner:
     """The model ready for packed steps. Raises ModelError where it cannot be run so."""
     with span("pack weights"):
-        runner = Runner(loaded.model, kv_dtype=_KV_DTYPES[config.kv_dtype])
+        runner = Runner(loaded.model, kv_dtype=KV_DTYPES[config.kv_dtype])
     if config.profile is not None:
         watch_modules(loaded.model, span)
     return runner
+
+
+def tensor_parallel_order(config: RunConfig) -> TensorParallelOrder:
+    """What the processes of `--tensor-parallel` load."""
+    return TensorParallelOrder(
+        count=config.tensor_parallel,
+        name=config.model,
+        device=config.device,
+        dtype=config.dtype,
+        kv_dtype=config.kv_dtype,
+        cache_dir=str(config.cache_directory),
+        trust_remote_code=config.trust_remote_code,
+        threads=config.threads or max(1, len(os.sched_getaffinity(0)) // config.tensor_parallel),
+    )
 
 
 def make_engine(

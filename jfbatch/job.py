@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from itertools import chain
@@ -27,15 +27,19 @@ from jfbatch.grammar.ebnf import grammar_to_rules
 from jfbatch.grammar.grammar import compile_schema
 from jfbatch.grammar.regex import RAW_UTF8, regex_to_expression
 from jfbatch.outcomes import Outcomes
+from jfbatch.report import summary
 from jfbatch.report.kernels import telling_of_compilation
 from jfbatch.report.progress import Progress
+from jfbatch.report.statistics import RunStatistics
 from jfbatch.report.summary import print_summary
 from jfbatch.report.trace import Profile
 from jfbatch.rows.columns import Columns
+from jfbatch.rows.job_description import JobDescription
 from jfbatch.rows.json_text import unique_keys
 from jfbatch.rows.reader import ReaderOptions, check_inputs, read_rows
 from jfbatch.rows.reasoning import reasoning_end
 from jfbatch.rows.row import Pattern, Row
+from jfbatch.rows.shard import Shard, rows_of
 from jfbatch.rows.store import Store
 from jfbatch.rows.tools import tool_format
 from jfbatch.rows.validate import validator
@@ -46,43 +50,66 @@ logger = logging.getLogger(__name__)
 Span = Callable[[str], AbstractContextManager[object]]
 
 
-def run(config: RunConfig) -> int:
-    """Run a job and return the process's exit code (see docs/running.md). Raises JfbatchError."""
+def run(
+    config: RunConfig, shown_by: Progress | None = None, forced_end: Callable[[int], None] | None = None
+) -> int:
+    """Run a job and return the process's exit code (see docs/running.md). Raises JfbatchError.
+
+    `shown_by` shows its progress in place of a line on stderr; `forced_end` is as for Signals.
+    """
+    progress = shown_by or Progress(quiet=config.quiet)
     with telling_of_compilation(config.quiet):
         plan = check(config)
         if config.profile is None:
-            return run_plan(config, plan, nullcontext)
+            return run_plan(config, plan, progress, forced_end, nullcontext)
         with Profile(config.profile) as trace:
-            return run_plan(config, plan, trace.span)
+            return run_plan(config, plan, progress, forced_end, trace.span)
 
 
-def run_plan(config: RunConfig, plan: Plan, span: Span) -> int:
+def run_plan(
+    config: RunConfig, plan: Plan, progress: Progress, forced_end: Callable[[int], None] | None, span: Span
+) -> int:
     """Run what was checked; `span` times the parts of it."""
     with ExitStack() as stack:
         store = stack.enter_context(open_store(config, plan))
-        progress = stack.enter_context(Progress(quiet=config.quiet))
+        stack.enter_context(progress)
         outcomes = Outcomes(store, progress, config.retries, config.max_failures, span)
-        signals = stack.enter_context(Signals(config.grace, outcomes.status_line))
-        rows = outcomes.still_to_run(read_rows(config.inputs, plan.reader))
+        signals = stack.enter_context(Signals(config.grace, outcomes.status_line, forced_end))
+        rows = outcomes.still_to_run(wanted_rows(config, plan, progress))
         damage = decode(config, rows, outcomes, signals, span)
         if signals.received or outcomes.too_many_failures:
             store.commit()
             code = signals.exit_code or 1
-            if config.summary_json:
-                outcomes.write_summary(config.summary_json, config, outcomes.counts, code, finished=False)
+            progress.end(outcomes.statistics())
+            write_summary(config, outcomes.statistics(outcomes.counts), outcomes.counts, code, finished=False)
             progress.say(how_to_continue(config, outcomes))
             return code
         columns = make_columns(config, outcomes.shared_pattern, store.has_reasoning, outcomes.calls_tools)
         with span("finish table"):
-            finished = store.finish(columns)
-    print_summary(outcomes.statistics(finished.statuses), plan.output, quiet=config.quiet)
+            finished = store.finish_shard() if plan.shard else store.finish(columns)
+        if plan.shard is not None:
+            progress.say(f"shard {plan.shard} has all its rows; after the last: jfbatch merge {plan.output}")
+    statistics = outcomes.statistics(finished.statuses)
+    progress.end(statistics)
+    print_summary(statistics, None if plan.shard else plan.output, quiet=config.quiet)
     code = 0 if outcomes.all_good(finished.statuses) else 1
-    if config.summary_json:
-        shown = code if damage is None else damage.exit_code
-        outcomes.write_summary(config.summary_json, config, finished.statuses, shown)
+    write_summary(config, statistics, finished.statuses, code if damage is None else damage.exit_code)
     if damage is not None:
         raise damage
     return code
+
+
+def write_summary(
+    config: RunConfig,
+    statistics: RunStatistics,
+    rows: Mapping[str, int],
+    exit_code: int,
+    finished: bool = True,
+) -> None:
+    """The file of --summary-json, if one is asked for (see report.summary)."""
+    if config.summary_json is not None:
+        settings = json.loads(config.model_dump_json())
+        summary.write_summary(config.summary_json, statistics, settings, rows, exit_code, finished)
 
 
 @dataclass(frozen=True)
@@ -92,6 +119,7 @@ class Plan:
     output: Path
     reader: ReaderOptions
     pattern: Pattern | None
+    shard: Shard | None
 
 
 def check(config: RunConfig) -> Plan:
@@ -113,13 +141,16 @@ def check(config: RunConfig) -> Plan:
         id_column=config.id_column,
         duplicate_ids=config.duplicate_ids,
         open_objects=config.objects == "open",
-        exclude=(str(config.output), f"{config.output}.parts", f"{config.output}.journal"),
+        exclude=tuple(f"{config.output}{suffix}" for suffix in ("", ".parts", ".journal", ".shards")),
     )
+    shard = Shard.parse(config.shard, config.shard_by) if config.shard else None
+    if shard is not None and "-" in config.inputs:
+        raise UsageError("--shard: standard input cannot be read by several shards: name a file")
     for name in (*config.inputs, *check_inputs(config.inputs, reader)):
         if name != "-" and Path(name).resolve() == config.output.resolve():
             raise UsageError(f"{name} is both input and output: name another file with -o")
     check_model_name(config.model)
-    return Plan(config.output, reader, pattern)
+    return Plan(config.output, reader, pattern, shard)
 
 
 def check_settings(config: RunConfig) -> None:
@@ -128,6 +159,8 @@ def check_settings(config: RunConfig) -> None:
         raise UsageError("a system text needs the chat template: give either --system or --raw")
     tool_format(config.tool_format)
     reasoning_end(config.reasoning_end, "")
+    if config.tensor_parallel > 1 and config.devices is not None:
+        raise UsageError("give either --devices, for many rows at once, or --tensor-parallel")
     if config.backend != "auto" and (reason := why_missing(config.backend)):
         raise UsageError(f"--backend: {reason}")
 
@@ -215,6 +248,12 @@ def read_grammar(path: Path) -> str:
         raise UsageError(f"{path}: not UTF-8 text") from None
 
 
+def wanted_rows(config: RunConfig, plan: Plan, progress: Progress) -> Iterator[Row]:
+    """The rows of the input that this process is to run."""
+    rows = read_rows(config.inputs, plan.reader)
+    return rows if plan.shard is None else rows_of(plan.shard, rows, progress.say)
+
+
 def make_columns(
     config: RunConfig, pattern: Pattern | None, reasoning: bool = False, tool_calls: bool = False
 ) -> Columns:
@@ -254,6 +293,16 @@ def open_store(config: RunConfig, plan: Plan) -> Store:
         "reasoning-end": config.reasoning_end,
         "max-reasoning-tokens": str(config.max_reasoning_tokens),
     }
+    output_format = None if config.output_format == "auto" else config.output_format
+    description = JobDescription(
+        config.inputs,
+        plan.reader,
+        output_format,
+        config.flatten,
+        config.arrow_dates,
+        open_objects=config.objects == "open",
+        any_integers=config.integers == "any",
+    )
     return Store(
         plan.output,
         make_columns(config, plan.pattern),
@@ -263,7 +312,9 @@ def open_store(config: RunConfig, plan: Plan) -> Store:
         overwrite=config.overwrite,
         retry=None if config.retry == "none" else config.retry,
         keep_parts=config.keep_parts,
-        output_format=None if config.output_format == "auto" else config.output_format,
+        output_format=output_format,
+        shard=plan.shard,
+        job=description.as_json(),
     )
 
 

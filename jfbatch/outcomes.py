@@ -5,18 +5,14 @@ The only place that writes to the store; the reader thread and the engine's thre
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from jfbatch.config import RunConfig
 from jfbatch.engine.sequence import Completion
-from jfbatch.errors import OutputError
 from jfbatch.feed import Waiting
 from jfbatch.grammar.compiler import CompilerStatistics
 from jfbatch.report.progress import Progress, progress_text
@@ -24,7 +20,6 @@ from jfbatch.report.statistics import GOOD_STATUSES, RunStatistics
 from jfbatch.rows.reasoning import ReasoningEnd
 from jfbatch.rows.result import VALUE_STATUSES, RowResult
 from jfbatch.rows.row import Pattern, Row
-from jfbatch.rows.store import Store
 from jfbatch.rows.tags import tag_set
 from jfbatch.rows.validate import validator
 
@@ -34,12 +29,22 @@ if TYPE_CHECKING:  # it brings torch, which a run with nothing left to do goes w
 _STATUS_OF = {"finished": "ok", "shortened": "shortened", "failed": "failed"}
 
 
+class Results(Protocol):
+    """Where results go: a Store, or memory."""
+
+    def contains(self, row: Row) -> bool: ...
+
+    def add(self, result: RowResult) -> None: ...
+
+    def commit_if_due(self) -> bool: ...
+
+
 class Outcomes:
     """The results of a run as they come in; `span` times what is done with them."""
 
     def __init__(
         self,
-        store: Store,
+        store: Results,
         progress: Progress,
         retries: int,
         max_failures: int | None,
@@ -212,24 +217,3 @@ class Outcomes:
 
     def all_good(self, final: Mapping[str, int]) -> bool:
         return all(status in GOOD_STATUSES for status, count in final.items() if count)
-
-    def write_summary(
-        self, path: Path, config: RunConfig, final: Mapping[str, int], exit_code: int, finished: bool = True
-    ) -> None:
-        """Counts, timings and settings as one JSON file. Raises OutputError.
-
-        `finished`: whether there is a table; if not, `final` counts the rows that this start settled.
-        """
-        statistics = self.statistics(final)
-        document = {
-            "exit_code": exit_code,
-            "finished": finished,
-            "rows": dict(final),
-            "statistics": {name: getattr(statistics, name) for name in statistics.__dataclass_fields__},
-            "settings": json.loads(config.model_dump_json()),
-        }
-        try:
-            path.write_text(json.dumps(document, indent=2, default=dict) + "\n", encoding="utf-8")
-        except OSError as error:
-            state = f"{config.output} is complete" if finished else "what was committed is kept"
-            raise OutputError(f"{path} cannot be written: {error.strerror or error}; {state}") from None

@@ -18,7 +18,11 @@ from typing import Any
 class Signals:
     """Handles the process's signals inside a `with` block, in the main thread only."""
 
-    def __init__(self, grace: float, status_line: Callable[[], str]) -> None:
+    def __init__(
+        self, grace: float, status_line: Callable[[], str], forced_end: Callable[[int], None] | None = None
+    ) -> None:
+        """`forced_end` is called with the exit code right before an end by force."""
+        self._forced_end = forced_end
         self.received: int | None = None
         self._grace = grace
         self._status_line = status_line
@@ -61,11 +65,18 @@ class Signals:
                 os._exit(128 + number)
             return
         self.received = number
-        self._timer = threading.Timer(self._grace, os._exit, (128 + number,))
+        self._timer = threading.Timer(self._grace, self._end_by_force, (128 + number,))
         self._timer.daemon = True
         self._timer.start()
         if self._stop is not None:
             self._stop()
+
+    def _end_by_force(self, code: int) -> None:
+        try:
+            if self._forced_end is not None:
+                self._forced_end(code)
+        finally:
+            os._exit(code)
 
     def _on_status_signal(self, _number: int, _frame: FrameType | None) -> None:
         # Not through sys.stderr: the signal may have come in the middle of a write to it.

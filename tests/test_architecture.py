@@ -59,7 +59,7 @@ def test_the_imports_are_read_at_all() -> None:
     assert "jfbatch.rows.store" in imports(SOURCE / "job.py")
     assert "jfbatch.engine.engine" in imports(SOURCE / "outcomes.py")
     assert "jfbatch.engine.engine" not in imports(SOURCE / "outcomes.py", at_once=True)
-    assert "jfbatch.job" in imports(SOURCE / "cli.py")
+    assert "jfbatch.cluster.start" in imports(SOURCE / "cli.py")
 
 
 ALLOWED = {
@@ -104,7 +104,11 @@ def test_the_layers_above_the_packages_are_imported_by_the_command_line_alone() 
     }
     assert importing <= {
         "jfbatch.__main__ imports jfbatch.cli",
-        "jfbatch.cli imports jfbatch.job",
+        "jfbatch.cluster.devices imports jfbatch.job",
+        "jfbatch.cluster.ray imports jfbatch.job",
+        "jfbatch.cluster.start imports jfbatch.job",
+        "jfbatch.cluster.worker imports jfbatch.job",
+        "jfbatch.cluster.slurm_command imports jfbatch.job",
         "jfbatch.cli imports jfbatch.check",
         "jfbatch.check imports jfbatch.job",
     }

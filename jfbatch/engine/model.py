@@ -84,6 +84,7 @@ def load_model(
     dtype: str = "auto",
     cache_dir: str | Path | None = None,
     trust_remote_code: bool = False,
+    tensor_parallel: int = 1,
 ) -> LoadedModel:
     """Load a model and its tokenizer.
 
@@ -93,6 +94,7 @@ def load_model(
     device: "auto" (CUDA where present, else the CPU) or a torch device name.
     dtype: "auto" (float32 on a CPU, bfloat16 on CUDA), or f32 / bf16 / f16 and their long names.
     cache_dir: where converted GGUF models are kept; default $XDG_CACHE_HOME/jfbatch.
+    tensor_parallel: over how many processes the matrices are cut; torchrun's variables say which this is.
 
     Weights are read from safetensors or GGUF only, never unpickled. Raises ModelError.
     """
@@ -110,10 +112,12 @@ def load_model(
         dtype = "float32" if chosen.type == "cpu" else "bfloat16"
     if dtype not in _DTYPES:
         raise ModelError(f"dtype {dtype!r} is unknown; use auto, {', '.join(sorted(_DTYPES))}")
-    source: str | Path = name
-    if is_file:
-        file = demo_file() if name == DEMO else Path(name).expanduser()
-        source = _converted_copy(file, Path(cache_dir) if cache_dir else _default_cache())
+    source = _source(name, cache_dir)
+    cut = {}
+    if tensor_parallel > 1:
+        from transformers.distributed import DistributedConfig
+
+        cut = {"distributed_config": DistributedConfig(tp_size=tensor_parallel, tp_plan="auto")}
     try:
         model = AutoModelForCausalLM.from_pretrained(
             source,
@@ -121,14 +125,48 @@ def load_model(
             use_safetensors=True,
             trust_remote_code=trust_remote_code,
             local_files_only=is_here,
+            **cut,
         )
         tokenizer = AutoTokenizer.from_pretrained(
             source, trust_remote_code=trust_remote_code, local_files_only=is_here
         )
-        model = model.to(chosen).eval()
+        model = (model if cut else model.to(chosen)).eval()
     except LOAD_FAULTS as error:
         raise ModelError(f"{name}: cannot be loaded: {first_line(error)}") from error
     return LoadedModel(name, model, tokenizer, end_token_ids(model, tokenizer), context_length(model.config))
+
+
+def _source(name: str, cache_dir: str | Path | None) -> str | Path:
+    """What transformers loads: the name, or the safetensors copy of a GGUF file, made if it is missing."""
+    if name != DEMO and not name.lower().endswith(".gguf"):
+        return name
+    file = demo_file() if name == DEMO else Path(name).expanduser()
+    return _converted_copy(file, Path(cache_dir) if cache_dir else _default_cache())
+
+
+def check_tensor_parallel(
+    name: str, cache_dir: str | Path | None, count: int, trust_remote_code: bool = False
+) -> None:
+    """Raise ModelError where a model has no plan by which its matrices can be cut in `count`."""
+    from transformers import AutoConfig
+
+    source = _source(name, cache_dir)
+    try:
+        config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code).get_text_config()
+    except LOAD_FAULTS as error:
+        raise ModelError(f"{name}: cannot be loaded: {first_line(error)}") from error
+    if not getattr(config, "base_model_tp_plan", None):
+        raise ModelError(
+            f"{name}: transformers has no tensor-parallel plan for {config.model_type}: "
+            "leave out --tensor-parallel, or choose another model"
+        )
+    for what in ("num_attention_heads", "num_key_value_heads"):
+        heads = getattr(config, what, None) or config.num_attention_heads
+        if heads % count:
+            raise ModelError(
+                f"{name}: {what.removeprefix('num_').replace('_', ' ')}: {heads} cannot be cut in {count}: "
+                "choose a --tensor-parallel that divides it"
+            )
 
 
 def end_token_ids(model: Any, tokenizer: Any) -> frozenset[int]:

@@ -30,6 +30,8 @@ TESTED_ARCHITECTURES = frozenset(
     | {"gpt_neox", "gpt_oss"}
 )
 
+KV_DTYPES = {"auto": None, "f32": torch.float32, "bf16": torch.bfloat16}
+
 _KNOWN_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 
 # What third-party model code raises when it is run in a way it was not written for.
@@ -72,6 +74,8 @@ class Runner:
     Raises ModelError naming the architecture if it cannot be run packed.
     """
 
+    pool_type = SlotPool
+
     def __init__(self, model: Any, kv_dtype: torch.dtype | None = None, pack: bool = True) -> None:
         self.model = model.eval()
         self.device: torch.device = model.device
@@ -82,7 +86,7 @@ class Runner:
         self.layer_count: int = config.num_hidden_layers
         if kv_dtype is None:
             kv_dtype = torch.bfloat16 if self.dtype == torch.float32 else self.dtype
-        self.pool = SlotPool(self.device, kv_dtype, keys_across=can_attend(self.device, kv_dtype))
+        self.pool = self.pool_type(self.device, kv_dtype, keys_across=can_attend(self.device, kv_dtype))
         parameters = inspect.signature(model.forward).parameters
         self._selects_logits = "logits_to_keep" in parameters
         self._refuse_by_configuration(config)

@@ -111,6 +111,9 @@ class Progress:
         )
         self._bar.refresh()
 
+    def end(self, statistics: RunStatistics) -> None:
+        """Take note of the statistics a run ends with; a line has nothing to show of them."""
+
     def say(self, text: str) -> None:
         """Print one line above the progress line, such as a warning or the model that is loading."""
         if not self._quiet:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 # A row with one of these statuses has a value that obeys its pattern.
@@ -65,3 +66,32 @@ class RunStatistics:
         if self.rows_total is None or self.rows_per_second <= 0:
             return None
         return max(0, self.rows_total - self.rows_done) / self.rows_per_second
+
+
+_SUMMED = (
+    "rows_kept",
+    "prompt_tokens",
+    "sampled_tokens",
+    "jumped_tokens",
+    "forward_passes",
+    "patterns_compiled",
+    "patterns_loaded",
+    "patterns_failed",
+    "compile_seconds",
+    "prefill_seconds",
+    "decode_seconds",
+)
+
+
+def summed(workers: Sequence[RunStatistics], elapsed_seconds: float) -> RunStatistics:
+    """One snapshot of several processes at one run; the times spent on its parts add up over them."""
+    counts: Counter[str] = Counter()
+    for worker in workers:
+        counts.update(worker.status_counts)
+    totals = [worker.rows_total for worker in workers]
+    return RunStatistics(
+        rows_total=None if None in totals else sum(filter(None, totals)),
+        status_counts=counts,
+        elapsed_seconds=elapsed_seconds,
+        **{name: sum(getattr(worker, name) for worker in workers) for name in _SUMMED},
+    )

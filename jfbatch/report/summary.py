@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.text import Text
 
+from jfbatch.errors import OutputError
 from jfbatch.report.progress import format_seconds
 from jfbatch.report.statistics import GOOD_STATUSES, RunStatistics
 
@@ -48,6 +51,31 @@ def summary_lines(statistics: RunStatistics, output: Path | None) -> list[tuple[
     if output is not None:
         lines.append(("output", str(output)))
     return lines
+
+
+def write_summary(
+    path: Path,
+    statistics: RunStatistics,
+    settings: Mapping[str, Any],
+    rows: Mapping[str, int],
+    exit_code: int,
+    finished: bool = True,
+) -> None:
+    """Counts, timings and settings as one JSON file. Raises OutputError.
+
+    `finished`: whether there is a table; if not, `rows` counts by status what this start settled.
+    """
+    document = {
+        "exit_code": exit_code,
+        "finished": finished,
+        "rows": dict(rows),
+        "statistics": {name: getattr(statistics, name) for name in statistics.__dataclass_fields__},
+        "settings": dict(settings),
+    }
+    try:
+        path.write_text(json.dumps(document, indent=2, default=dict) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise OutputError(f"{path} cannot be written: {error.strerror or error}") from None
 
 
 def print_summary(

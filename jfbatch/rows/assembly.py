@@ -84,8 +84,7 @@ def unpack_table(
 
 def write_table(
     files: ResultFiles,
-    sources: NDArray[np.int32],
-    rows: NDArray[np.int32],
+    places: tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int64]],
     form: TableFormat,
     settings: TableSettings,
     header: Journal,
@@ -94,16 +93,18 @@ def write_table(
 ) -> Journal:
     """Streams the table and its journal to the two paths, fsynced; the journal's complete header.
 
-    `sources` and `rows` (int32[rows]) say where each row's result lies. Raises OSError, pa.ArrowException.
+    `places` says of each row of the table where its result lies, as source and row there (int32[rows]), and
+    its number in the input (int64[rows]). Raises OSError, pa.ArrowException.
     """
     statuses: Counter[str] = Counter(dict.fromkeys(STATUSES, 0))
+    sources, rows, numbers = places
     size = files.rows_at_once()
     with JournalWriter(journal_path) as journal:
         with open(table_path, "wb", buffering=1 << 20) as file:
             with contextlib.closing(open_writer(form, file, settings)) as writer:
                 for start in range(0, len(sources), size):
                     part = files.gather(sources[start : start + size], rows[start : start + size])
-                    part = _renumbered(part, start)
+                    part = _renumbered(part, numbers[start : start + size])
                     writer.write(part)
                     journal.append(records_of(part))
                     statuses.update(part.column("status").to_pylist())
@@ -114,8 +115,7 @@ def write_table(
     return header
 
 
-def _renumbered(part: pa.Table, start: int) -> pa.Table:
+def _renumbered(part: pa.Table, numbers: NDArray[np.int64]) -> pa.Table:
     """The rows with their numbers of this run, which an edit of the input may have changed."""
     position = PART_SCHEMA.get_field_index("row")
-    numbers = pa.array(np.arange(start, start + len(part), dtype=np.int64))
-    return part.set_column(position, PART_SCHEMA.field("row"), numbers)
+    return part.set_column(position, PART_SCHEMA.field("row"), pa.array(numbers.astype(np.int64)))

@@ -75,7 +75,7 @@ class OutputLock:
     Raises UsageError where another process holds it, OutputError where the file cannot be locked.
     """
 
-    def __init__(self, path: Path, output: Path) -> None:
+    def __init__(self, path: Path, output: str) -> None:
         self._path = path
         while True:
             with output_errors(path, "lock"):

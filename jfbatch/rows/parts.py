@@ -28,6 +28,7 @@ FORMAT_VERSION = 2
 """Version of parts, journal and fingerprints; another version is another fingerprint."""
 
 _SETTINGS = "settings.json"
+_DONE = "done.json"
 WAITING_JOURNAL = "journal"
 """The journal of a table that is about to appear."""
 _PART_NAME = re.compile(r"part-(\d+)\.parquet")
@@ -72,6 +73,17 @@ class PartDirectory:
     def write_settings(self, settings: Mapping[str, Any]) -> None:
         """Keeps the run's settings with its parts. Raises OutputError."""
         write_durably(self.path / _SETTINGS, json.dumps(settings, indent=1).encode())
+        with output_errors(self.path):
+            (self.path / _DONE).unlink(missing_ok=True)
+
+    def write_done(self, counts: Mapping[str, Any]) -> None:
+        """Marks that every row has a result, until the next start. Raises OutputError."""
+        write_durably(self.path / _DONE, json.dumps(counts, indent=1).encode())
+
+    def is_done(self) -> bool:
+        """Whether the last start got to its end. Raises OutputError."""
+        with output_errors(self.path, "read"):
+            return (self.path / _DONE).exists()
 
     def write(self, name: str, table: pa.Table) -> Path:
         """Commits one table of PART_SCHEMA. Raises OutputError; then no part of that name has appeared."""
@@ -92,7 +104,7 @@ class PartDirectory:
         self.remove_parts()
         self.clean()
         with output_errors(self.path, "remove files in"):
-            for name in (_SETTINGS, WAITING_JOURNAL):
+            for name in (_SETTINGS, _DONE, WAITING_JOURNAL):
                 (self.path / name).unlink(missing_ok=True)
 
     def remove_if_empty(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -80,6 +80,15 @@ def read_rows(inputs: Sequence[str], options: ReaderOptions | None = None) -> It
         raise InputError(damage[0].place, f"{damage[0].reason}; also damaged: {places}")
     if damage:
         raise damage[0]
+
+
+def rows_of_records(
+    records: Iterable[Mapping[str, Any]], options: ReaderOptions, name: str = "row"
+) -> Iterator[Row]:
+    """Rows from records that are in memory already, as from a table's; `name` is what places call them."""
+    reader = _RowReader(options, [name])
+    for number, record in enumerate(records):
+        yield reader.row(Record(number + 1, dict(record)), 0, tabular=True)
 
 
 @lru_cache(maxsize=256)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from array import array
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ from jfbatch.errors import OutputError, UsageError
 from jfbatch.rows.assembly import ResultFiles, unpack_table, write_table
 from jfbatch.rows.columns import Columns
 from jfbatch.rows.durable import OutputLock, output_errors, rename
-from jfbatch.rows.finished import FinishedRows, short_content
+from jfbatch.rows.finished import FinishedRows, Found, short_content
 from jfbatch.rows.journal import Journal, read_header, read_journal_records, table_identity
 from jfbatch.rows.parts import (
     FORMAT_VERSION,
@@ -35,6 +36,8 @@ from jfbatch.rows.parts import (
 )
 from jfbatch.rows.result import STATUSES, VALUE_STATUSES, RowResult, part_table
 from jfbatch.rows.row import Row, digest
+from jfbatch.rows.shard import Shard
+from jfbatch.rows.shard_directories import check_neighbours, differing, lock_shard, shard_path
 from jfbatch.rows.tables import TableSettings, read_table, table_format
 
 Retry = Literal["failed", "invalid", "all"]
@@ -67,6 +70,9 @@ class Store:
     contain; `commit_if_due` now and then; `finish` when every row has one. Leaving the context commits what
     was added, and keeps the parts: the same command continues.
 
+    Of a `shard`, only the shard's rows are asked for; `finish_shard` leaves its parts for `rows.merging`.
+    `job` is kept with them: what merging needs to know besides.
+
     `columns` says what the table looks like; `fingerprint` names the settings that results depend on.
     Opening continues what lies there. It raises UsageError where that was made with other settings (unless
     `overwrite`: then it is discarded once the new table is whole, or at once if it is only parts), or where
@@ -87,6 +93,8 @@ class Store:
         retry: Retry | None = None,
         keep_parts: bool = False,
         output_format: str | None = None,
+        shard: Shard | None = None,
+        job: Mapping[str, Any] | None = None,
     ) -> None:
         self.output = output
         self._columns = columns
@@ -97,7 +105,11 @@ class Store:
         self._retried = _RETRIED[retry]
         self._keep_parts = keep_parts
         self._journal_path = output.with_name(output.name + ".journal")
-        self._directory = PartDirectory(output.with_name(output.name + ".parts"))
+        self._shard, self._job = shard, job
+        alone = output.with_name(output.name + ".parts")
+        self._directory = PartDirectory(shard_path(output, shard) if shard else alone)
+        self._asked = 0
+        self._statuses: Counter[str] = Counter(dict.fromkeys(STATUSES, 0))
         self._pending: dict[int, RowResult] = {}
         self._pending_bytes = 0
         self._pending_since = 0.0
@@ -111,7 +123,7 @@ class Store:
         self.has_reasoning = False  # whether any result says what the model thought
         if output.is_dir():
             raise UsageError(f"{output} is a directory: name a file to write")
-        self._lock = OutputLock(self._directory.path / "lock", output)
+        self._lock = self._lock_output(overwrite)
         try:
             self._open(overwrite)
         except BaseException:
@@ -120,9 +132,16 @@ class Store:
 
     # --- opening -------------------------------------------------------------------------------------
 
+    def _lock_output(self, overwrite: bool) -> OutputLock:
+        check_neighbours(self.output, self._shard, self._fingerprint, overwrite)
+        if self._shard is not None:
+            return lock_shard(self.output, self._shard)
+        return OutputLock(self._directory.path / "lock", str(self.output))
+
     def _open(self, overwrite: bool) -> None:
         self._directory.clean()
-        self._complete_interrupted_finish()
+        if self._shard is None:
+            self._complete_interrupted_finish()
         numbered = self._directory.numbered()
         settings = self._directory.settings() if numbered else None
         ignore_table = bool(settings and settings.get("ignore_table"))
@@ -146,7 +165,12 @@ class Store:
                 self._base, ignore_table = None, True
         self._created = int((settings or {}).get("created", time.time()))
         self._directory.write_settings(
-            {"fingerprint": self._fingerprint, "ignore_table": ignore_table, "created": self._created}
+            {
+                "fingerprint": self._fingerprint,
+                "ignore_table": ignore_table,
+                "created": self._created,
+                **({"shard_by": self._shard.by, "job": dict(self._job or {})} if self._shard else {}),
+            }
         )
         self._load(numbered)
 
@@ -168,36 +192,30 @@ class Store:
             return header if table_identity(self.output) == header.table else None
 
     def _refusal(self, other: Mapping[str, str]) -> UsageError:
-        names = [*self._fingerprint, *(name for name in other if name not in self._fingerprint)]
-        differing = [
-            f"{name} (was {_shown(other.get(name))}, now {_shown(self._fingerprint.get(name))})"
-            for name in names
-            if other.get(name) != self._fingerprint.get(name)
-        ]
         return UsageError(
-            f"{self.output} was begun with other settings: {'; '.join(differing)}. "
+            f"{self.output} was begun with other settings: {differing(other, self._fingerprint)}. "
             "Give the same settings to continue, another output, or --overwrite to start over"
         )
 
     def _load(self, numbered: list[tuple[int, Path]]) -> None:
         """Learns what is finished, the oldest first: parts that are in the table, the table, newer parts."""
         in_table = self._base.parts if self._base else 0
-        self._load_parts([path for number, path in numbered if number <= in_table])
+        self._load_parts([path for number, path in numbered if number <= in_table], self._finished_rows)
         if self._base is not None:
             self.has_reasoning |= "reasoning" in self._base.further
             with self._reading_base() as records:
                 self._finished_rows.add(records, _BASE)
-        self._load_parts([path for number, path in numbered if number > in_table])
+        self._load_parts([path for number, path in numbered if number > in_table], self._finished_rows)
         self._finished_rows.freeze()
         self._next_number = max(in_table, *(number for number, _ in numbered), 0) + 1
 
-    def _load_parts(self, paths: list[Path]) -> None:
+    def _load_parts(self, paths: list[Path], into: FinishedRows) -> None:
         for path in paths:
             found = read_records(path)
             if found is not None:
                 records, size = found
                 self.has_reasoning = self.has_reasoning or has_values(path, "reasoning")
-                self._finished_rows.add(records, self._files.add(path, len(records), size))
+                into.add(records, self._files.add(path, len(records), size))
 
     # --- while rows run ------------------------------------------------------------------------------
 
@@ -212,12 +230,21 @@ class Store:
         Also tells the store the row's place in the table: ask for every row of the input.
         """
         self._reserve(row.index)
-        found = self._finished_rows.find(digest(row.key))
-        if found is None or found.content != short_content(row.content):
+        self._asked += 1
+        found = self._find(row)
+        if found is None:
             return False
         # A row that is retried keeps its old result until the new one is committed.
         self._sources[row.index], self._rows[row.index] = found.source, found.row
-        return found.status not in self._retried
+        if found.status in self._retried:
+            return False
+        self._statuses[found.status] += 1
+        return True
+
+    def _find(self, row: Row) -> Found | None:
+        """The row's newest result, if it is a result of this content."""
+        found = self._finished_rows.find(digest(row.key))
+        return found if found is not None and found.content == short_content(row.content) else None
 
     def add(self, result: RowResult) -> None:
         """Takes a result; commits when enough have come. Raises OutputError."""
@@ -225,6 +252,7 @@ class Store:
         if not self._pending:
             self._pending_since = time.monotonic()
         self._pending[result.index] = result
+        self._statuses[result.status] += 1
         self.has_reasoning |= result.reasoning is not None
         told = (result.text, result.reasoning, result.tool_calls, result.error)
         self._pending_bytes += sum(len(text or "") for text in told) + 200
@@ -267,21 +295,37 @@ class Store:
 
     # --- the end -------------------------------------------------------------------------------------
 
-    def finish(self, columns: Columns | None = None) -> FinishedTable:
+    def finish_shard(self) -> FinishedTable:
+        """Ends a shard: its parts stay, for merging. Raises OutputError where rows have no result."""
+        self.commit()
+        done = len(self._sources) - self._sources.count(_MISSING)
+        self._refuse_missing(self._asked - done)
+        statuses = dict(self._statuses)
+        self._directory.write_done({"rows": done, "statuses": statuses})
+        self._lock.release()
+        return FinishedTable(self.output, done, statuses, written=False)
+
+    def _refuse_missing(self, missing: int) -> None:
+        if missing:
+            raise OutputError(f"{missing} rows have no result yet: run the same command again to continue")
+
+    def finish(self, columns: Columns | None = None, partial: bool = False) -> FinishedTable:
         """Writes the table, in the input's order, and removes the parts. It appears by one rename.
 
         `columns` replaces those given on opening (which pattern the rows share is known only at the end);
-        `keep` must be the same. Raises OutputError where rows have no result or the disk refuses; the parts
-        stay, and the same command continues.
+        `keep` must be the same. A `partial` table leaves out rows without a result. Raises OutputError where
+        rows have no result or the disk refuses; the parts stay, and the same command continues.
         """
         self.commit()
         columns = columns or self._columns
         if columns.keep != self._columns.keep:
             raise ValueError("the kept fields are fixed when the store is opened")
         sources, rows = np.array(self._sources, np.int32), np.array(self._rows, np.int32)
-        missing = int((sources == _MISSING).sum())
-        if missing:
-            raise OutputError(f"{missing} rows have no result yet: run the same command again to continue")
+        numbers = np.arange(len(sources))
+        if partial:
+            numbers = np.flatnonzero(sources != _MISSING)
+            sources, rows = sources[numbers], rows[numbers]
+        self._refuse_missing(int((sources == _MISSING).sum()))
         layout = f"{self._format}\n{columns.arrow_schema.to_string()}"
         if self._base is not None and self._base.layout == layout and self._is_base(sources, rows):
             statuses = self._base.statuses
@@ -299,7 +343,13 @@ class Store:
         table_path, journal_path = self._directory.path / "table.tmp", self._directory.path / "journal.tmp"
         with output_errors(self.output):
             header = write_table(
-                self._files, sources, rows, self._format, settings, header, table_path, journal_path
+                self._files,
+                (sources, rows, numbers),
+                self._format,
+                settings,
+                header,
+                table_path,
+                journal_path,
             )
         self._publish()
         self._end()
@@ -375,13 +425,9 @@ class Store:
         if not self._lock.held:
             return
         with contextlib.suppress(OutputError):
-            if not self._directory.numbered():
+            if not self._directory.numbered() and not (self._directory.path / WAITING_JOURNAL).exists():
                 # Nothing was begun: leave nothing that could refuse another try.
                 self._directory.remove()
                 self._lock.release(remove=True)
                 self._directory.remove_if_empty()
         self._lock.release()
-
-
-def _shown(setting: str | None) -> str:
-    return "none" if setting is None else repr(setting) if len(setting) <= 60 else repr(setting[:56] + "...")

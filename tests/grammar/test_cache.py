@@ -379,3 +379,36 @@ def test_a_database_that_is_a_link_is_no_cache(
     (directory / "cache.db").symlink_to(tmp_path / "elsewhere.db")
     assert unusable(directory, caplog)
     assert not (tmp_path / "elsewhere.db").exists()
+
+
+_MANY = """
+import sys
+from jfbatch.grammar.cache import GrammarCache
+directory, number = sys.argv[1], int(sys.argv[2])
+with GrammarCache(directory, lock_seconds=float(sys.argv[3])) as cache:
+    for place in range(40):
+        cache.set(f"key {place}", b"x" * (place * 1000))
+        found = cache.get(f"key {(place * 7 + number) % 40}")
+        assert found is None or found == b"x" * ((place * 7 + number) % 40 * 1000), len(found)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lock_seconds", [1.0, 0.0])
+def test_many_processes_at_one_new_directory_never_fail(directory: Path, lock_seconds: float) -> None:
+    """As 64 tasks on a shared file system do at once; a lock that is not had is a grammar compiled again."""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", _MANY, str(directory), str(number), str(lock_seconds)],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(8)
+    ]
+    for process in processes:
+        _, stderr = process.communicate(timeout=60)
+        assert process.returncode == 0, stderr
+        assert "Traceback" not in stderr
+    with GrammarCache(directory) as cache:
+        assert cache.available
+        assert cache.get("key 3") in (None, b"x" * 3000)

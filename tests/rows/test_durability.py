@@ -290,12 +290,12 @@ def test_the_lock_holds_within_one_process_too(output: Path) -> None:
 
 def test_a_lock_whose_file_was_removed_by_its_last_holder_is_taken_anew(tmp_path: Path) -> None:
     path = tmp_path / "lock"
-    first = durable.OutputLock(path, tmp_path / "out")
+    first = durable.OutputLock(path, "out")
     first.release(remove=True)
     assert not first.held
-    second = durable.OutputLock(path, tmp_path / "out")
+    second = durable.OutputLock(path, "out")
     with pytest.raises(UsageError):
-        durable.OutputLock(path, tmp_path / "out")
+        durable.OutputLock(path, "out")
     second.release()
 
 
