@@ -18,11 +18,13 @@ from typing import Annotated, Any, Literal
 import pydantic
 
 from jfbatch.errors import UsageError
-from jfbatch.settings_file import read_settings
+from jfbatch.settings_sources import (
+    ENVIRONMENT_PREFIX,
+    default_cache_directory,
+    from_environment,
+    read_settings,
+)
 
-ENVIRONMENT_PREFIX = "JFBATCH_"
-# Variables with the prefix that are no settings of a run.
-_OTHER_VARIABLES = frozenset({"JFBATCH_CONFIG", "JFBATCH_TEST_DATA"})
 _BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
 
 
@@ -374,18 +376,6 @@ def load_config(
         raise UsageError(_first_complaint(error, origins)) from None
 
 
-def default_cache_directory(environment: Mapping[str, str] | None = None) -> Path:
-    """$JFBATCH_CACHE_DIR, else a node's own disk under Slurm, else the user's cache directory."""
-    environment = os.environ if environment is None else environment
-    if chosen := environment.get("JFBATCH_CACHE_DIR"):
-        return Path(chosen)
-    node_local = ("SLURM_TMPDIR", "TMPDIR") if "SLURM_JOB_ID" in environment else ("SLURM_TMPDIR",)
-    for variable in (*node_local, "XDG_CACHE_HOME"):
-        if base := environment.get(variable):
-            return Path(base) / "jfbatch"
-    return Path.home() / ".cache" / "jfbatch"
-
-
 def configuration_page() -> str:
     """docs/configuration.md: every setting with its flag, variable, default and description."""
     lines = [
@@ -430,15 +420,6 @@ def shown_default(setting: Setting) -> str:
     if isinstance(setting.default, bool):
         return "on" if setting.default else "off"
     return f"{setting.default:g}" if isinstance(setting.default, float) else str(setting.default)
-
-
-def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
-    """The settings in JFBATCH_* variables, as they are written there."""
-    return {
-        variable.removeprefix(ENVIRONMENT_PREFIX).lower(): value
-        for variable, value in sorted(environment.items())
-        if variable.startswith(ENVIRONMENT_PREFIX) and variable not in _OTHER_VARIABLES and value != ""
-    }
 
 
 def _nearest(name: str, known: Mapping[str, Any]) -> str:

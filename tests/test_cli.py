@@ -36,7 +36,7 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Any:
     module.seen = []
     module.answer = 0
 
-    def run(config: RunConfig) -> int:
+    def run(config: RunConfig, forced_end: object = None) -> int:
         module.seen.append(config)
         if isinstance(module.answer, BaseException):
             raise module.answer

@@ -11,11 +11,11 @@ import pytest
 from jfbatch.config import (
     RunConfig,
     configuration_page,
-    default_cache_directory,
     load_config,
     settings,
 )
 from jfbatch.errors import UsageError
+from jfbatch.settings_sources import default_cache_directory
 
 ROOT = Path(__file__).parent.parent
 

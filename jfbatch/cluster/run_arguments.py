@@ -6,7 +6,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from jfbatch.config import RunConfig, from_environment, settings
+from jfbatch.config import RunConfig, settings
+from jfbatch.settings_sources import from_environment
 
 
 def as_arguments(
