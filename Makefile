@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slurm lint format clean
+.PHONY: help setup demo test test-slurm lint format bench bench-micro bench-peers clean
 
 help:
 	@echo "make demo    set up .venv, run the shipped emails through the demo model, show the table"
@@ -12,6 +12,9 @@ help:
 	@echo "make test-slurm  run an array job on a real Slurm of one node (root; installs Debian's packages)"
 	@echo "make lint    ruff check, ruff format --check, mypy"
 	@echo "make format  let ruff mend what it can"
+	@echo "make bench   speed on 64 rows: dtypes, jumping, drafts, batch sizes (minutes; wants a quiet machine)"
+	@echo "make bench-micro  the small things: masks, accepting, retokenising, writing"
+	@echo "make bench-peers  other programs on the same rows, in environments of their own (an hour)"
 	@echo "make clean   remove .venv and caches"
 
 setup: $(READY)
@@ -43,6 +46,15 @@ lint: $(READY)
 format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+bench: $(READY)
+	$(BIN)/python -m bench.speed
+
+bench-micro: $(READY)
+	$(BIN)/python -m pytest bench/micro --benchmark-only --benchmark-columns=median,iqr,rounds
+
+bench-peers: $(READY)
+	$(BIN)/python -m bench.peers
 
 clean:
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

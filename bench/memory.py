@@ -39,10 +39,11 @@ SECONDS_BETWEEN = 10.0
 class NoiseRunner:
     """A runner as the engine sees it; its logits are the same random numbers in turn."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, kv_dtype: torch.dtype | None = None) -> None:
         self.vocabulary_size: int = model.config.vocab_size
         self.device = torch.device("cpu")
-        self.pool = SlotPool(self.device, torch.bfloat16)
+        self.logits_share = 0.3  # of a step's work, as for a small model
+        self.pool = SlotPool(self.device, kv_dtype or torch.bfloat16)
         generator = torch.Generator().manual_seed(0)
         self._noise = torch.randn(NOISE_ROWS, self.vocabulary_size, generator=generator)
         self._next = 0

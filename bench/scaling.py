@@ -1,93 +1,97 @@
-"""How one more worker changes the time: `python bench/scaling.py [ROWS] [WORKERS,...]`.
+"""Does time per row stay flat? `python -m bench.scaling`: 64 to 4096 rows, then 1 to 1000 distinct schemas.
 
-Runs the same rows through the tests' tiny model with `--devices cpu:N`, each worker with one thread on
-processors of its own as far as there are enough, and prints a table in Markdown. What a process needs before
-its first rows (imports, model) is told apart: it is the same for any number. The tables must be equal.
+On the tiny model of the tests, so that everything but the model weighs as much as it ever can. "Waiting" is
+the time in which the engine had no row to run because every row's schema was still being compiled.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import os
-import re
-import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-import pyarrow.parquet as pq  # noqa: E402
-
-from tests.soak.kill_loop import COMPARED, SCHEMA  # noqa: E402
+from bench.decoding import Bench, Measured  # noqa: E402
+from jfbatch.engine.engine import EngineConfig  # noqa: E402
+from jfbatch.report.trace import Trace  # noqa: E402
 from tests.tiny_model import save_tiny_model  # noqa: E402
 
-
-@dataclass(frozen=True)
-class Measured:
-    """One run, in seconds: all of it, and from the first committed rows to the finished table."""
-
-    workers: int
-    seconds: float
-    busy: float
+MAX_TOKENS = 60
 
 
-def run(directory: Path, workers: int, rows: int) -> Measured:
-    """One run of all rows with so many workers."""
-    output = directory / f"table-{workers}.parquet"
-    command = [sys.executable, "-m", "jfbatch", "run", "rows.jsonl", "-o", output.name]
-    command += ["--schema", "schema.json", "--model", "model", "--cache-dir", "cache", "--max-tokens", "60"]
-    command += ["--threads", "1", "--devices", f"cpu:{workers}", "--flush-seconds", "1"]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("JFBATCH_")}
-    environment |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    started = time.monotonic()
-    process = subprocess.Popen(command, cwd=directory, env=environment, stderr=subprocess.PIPE, text=True)
-    first = None
-    while process.poll() is None:
-        if first is None and any(directory.glob(f"{output.name}.shards/*/part-*")):
-            first = time.monotonic()
-        time.sleep(0.01)
-    seconds = time.monotonic() - started
-    assert process.stderr is not None
-    told = process.stderr.read()
-    assert process.returncode == 0, told
-    assert re.search(rf"{rows:,}: {rows:,} ok", told), told
-    return Measured(workers, seconds, seconds - ((first or started) - started))
+def write_input(path: Path, rows: int, schemas: int) -> None:
+    """Rows of one or, in turn, several schemas of the same size."""
+    with path.open("w", encoding="utf-8") as file:
+        for number in range(rows):
+            kind = number % schemas
+            properties = {
+                "label": {"enum": ["red", "green", "blue", f"colour {kind}"]},
+                f"score_{kind}": {"type": "integer", "minimum": 0, "maximum": 99},
+                "note": {"type": "string", "maxLength": 12},
+            }
+            schema = {"type": "object", "properties": properties, "required": list(properties)}
+            prompt = f"{number}: say something about order {number * 7919 % 100_000}"
+            file.write(json.dumps({"id": str(number), "prompt": prompt, "schema": schema}) + "\n")
 
 
-def main(rows: int = 3000, workers: tuple[int, ...] = (1, 2, 4)) -> None:
-    """Measure and print the table."""
-    with tempfile.TemporaryDirectory() as name:
-        directory = Path(name)
+def measure(bench: Bench, rows: int, schemas: int, batch: int, directory: Path) -> tuple[Measured, Trace]:
+    """One run, and where its time went."""
+    file = directory / "rows.jsonl"
+    write_input(file, rows, schemas)
+    settings = EngineConfig(batch_size=batch, context_length=bench.loaded.context_length)
+    trace = Trace()
+    return bench.run_file(file, settings, rows, MAX_TOKENS, span=trace.span), trace
+
+
+def line(rows: int, schemas: int, measured: Measured, trace: Trace) -> str:
+    """A row of the table: milliseconds per row, of all and of what would grow if anything does."""
+    kinds = {name: kind for lane in trace.lanes for name, kind in lane.kinds.items()}
+
+    def per_row(name: str) -> str:
+        return f"{1e3 * kinds[name].own / rows:.2f}" if name in kinds else "0.00"
+
+    waiting = kinds["wait"].own if "wait" in kinds else 0.0
+    cells = (
+        *(str(rows), str(schemas), f"{measured.seconds:.2f}", f"{1e3 * measured.seconds / rows:.2f}"),
+        f"{1e3 * measured.cpu_seconds / rows:.2f}",
+        *(per_row(name) for name in ("fetch", "plan", "draft", "accept", "retire", "compile", "look ahead")),
+        f"{waiting:.2f}",
+        f"{measured.valid}/{rows}",
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rows", nargs="*", type=int, default=[64, 256, 1024, 4096])
+    parser.add_argument("--schemas", nargs="*", type=int, default=[1, 10, 100, 1000])
+    parser.add_argument("--rows-of-schemas", type=int, default=1000)
+    parser.add_argument("--batch", type=int, default=64)
+    arguments = parser.parse_args()
+    heads = (
+        "| rows | schemas | wall s | ms per row | CPU ms per row | fetch | plan | draft | accept | retire "
+    )
+    heads += "| compile | look ahead | waiting s | valid |"
+    with tempfile.TemporaryDirectory() as temporary:
+        directory = Path(temporary)
         save_tiny_model(directory / "model")
-        (directory / "schema.json").write_text(json.dumps(SCHEMA))
-        lines = [json.dumps({"id": f"r{n}", "prompt": f"Tell me about {n}."}) + "\n" for n in range(rows)]
-        (directory / "rows.jsonl").write_text("".join(lines[:64]))
-        run(directory, 1, 64)  # kernels and grammars are compiled once
-        (directory / "table-1.parquet").unlink()
-        (directory / "table-1.parquet.journal").unlink()
-        (directory / "rows.jsonl").write_text("".join(lines))
-        measured = [run(directory, count, rows) for count in workers]
-        first = pq.read_table(directory / f"table-{workers[0]}.parquet").select(COMPARED)
-        for count in workers[1:]:
-            assert pq.read_table(directory / f"table-{count}.parquet").select(COMPARED).equals(first), count
-    processors = len(os.sched_getaffinity(0))
-    print(f"{rows:,} rows, {processors} processors; the tables are equal\n")
-    print("| workers | whole run | from the first commit to the end | rows/s after it | against one |")
-    print("|---|---|---|---|---|")
-    for one in measured:
-        rate, base = rows / one.busy, rows / measured[0].busy
-        print(
-            f"| {one.workers} | {one.seconds:.1f} s | {one.busy:.1f} s | {rate:.0f} | {rate / base:.2f} x |"
-        )
+        bench = Bench.load(str(directory / "model"), "f32")
+        print(f"{heads}\n{'|---' * 14}|")
+        cases = [(rows, 1) for rows in arguments.rows]
+        cases += [(arguments.rows_of_schemas, schemas) for schemas in arguments.schemas]
+        started = time.monotonic()
+        for rows, schemas in cases:
+            measured, trace = measure(bench, rows, schemas, arguments.batch, directory)
+            print(line(rows, schemas, measured, trace), flush=True)
+        print(f"in all {time.monotonic() - started:.0f} s", file=sys.stderr)
 
 
 if __name__ == "__main__":
-    given = sys.argv[1:]
-    main(
-        *([int(given[0])] if given else []),
-        *([tuple(int(part) for part in given[1].split(","))] if len(given) > 1 else []),
-    )
+    main()

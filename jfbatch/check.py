@@ -21,16 +21,18 @@ from jfbatch.config import RunConfig
 from jfbatch.engine.model import check_model_name
 from jfbatch.engine.tokenizer import ModelTokenizer, load_tokenizer
 from jfbatch.errors import GrammarError, InputError, InvalidGrammar, OutputError, UnsupportedSchema
-from jfbatch.feed import FREE_TEXT
+from jfbatch.feed import FREE_TEXT, schema_fault
 from jfbatch.grammar import Grammar, Vocabulary
 from jfbatch.grammar.backends import CompiledGrammar
 from jfbatch.grammar.compiler import BackendChoice, Compiler, CompilerOptions
 from jfbatch.job import check_settings, default_pattern
 from jfbatch.report.findings import Findings, PatternFinding, RowFinding, print_findings
+from jfbatch.report.kernels import telling_of_compilation
 from jfbatch.rows.prompt import PromptRenderer
 from jfbatch.rows.reader import ReaderOptions, check_inputs, read_rows
 from jfbatch.rows.row import Pattern, Row, RowProblem
-from jfbatch.rows.validate import validator
+from jfbatch.rows.tags import tag_set
+from jfbatch.rows.tools import PRESETS, as_tags, tool_format
 
 MOST_STATES = 2_000
 """States that are looked at per pattern; a recursive schema never stops having new ones."""
@@ -56,6 +58,7 @@ def check_job(config: RunConfig, json_file: Path | None = None) -> int:
         schema_column=config.schema_column,
         id_column=config.id_column,
         duplicate_ids=config.duplicate_ids,
+        open_objects=config.objects == "open",
     )
     check_inputs(config.inputs, reader)
     check_model_name(config.model)
@@ -67,9 +70,10 @@ def check_job(config: RunConfig, json_file: Path | None = None) -> int:
         explore=0.0,
         backend=config.backend,
         max_string=config.max_string,
+        integers=config.integers,
     )
     damage: InputError | None = None
-    with Compiler(_BYTES, options) as compiler:
+    with telling_of_compilation(config.quiet), Compiler(_BYTES, options) as compiler:
         checking = Checking(config, compiler)
         try:
             checking.take(read_rows(config.inputs, reader))
@@ -125,13 +129,22 @@ class Checking:
             if row.error is not None:
                 self._fault(row, "invalid_input", row.error)
                 continue
-            pattern = row.pattern or FREE_TEXT
+            pattern = self._pattern_of(row)
             known = self._known.get((pattern, row.backend))
             if known is None:
                 known = self._known[pattern, row.backend] = self._learn(pattern, row)
                 self.findings.patterns.append(known.finding)
             known.finding.rows += 1
             self._look_at(row, known)
+
+    def _pattern_of(self, row: Row) -> Pattern:
+        """What a row's output must obey; tools in the way in which this model calls them."""
+        pattern = row.pattern or FREE_TEXT
+        if pattern.kind != "tools":
+            return pattern
+        _, renderer = self._tokenizer()
+        # A form that is not known is the row's fault, told when its prompt is rendered.
+        return as_tags(pattern, renderer.tool_format or PRESETS["hermes"])
 
     def _look_at(self, row: Row, known: _Known) -> None:
         """The row's prompt and the room for its output, in the order in which a run looks."""
@@ -176,7 +189,8 @@ class Checking:
         if self._model is None or self._renderer is None:
             config = self._config
             self._model = load_tokenizer(config.model, config.cache_directory, config.trust_remote_code)
-            self._renderer = PromptRenderer(self._model.tokenizer, config.system, config.raw)
+            chosen = tool_format(config.tool_format)
+            self._renderer = PromptRenderer(self._model.tokenizer, config.system, config.raw, chosen)
         return self._model, self._renderer
 
     def _count_tokens(self, text: str) -> int:
@@ -195,8 +209,8 @@ class Checking:
             backend = cast(BackendChoice | None, row.backend)
             grammar = self._compiler.submit(pattern.kind, pattern.text, backend).result()
             self._compiler.forget()  # each pattern comes here once: keep no automaton
-            if pattern.kind == "schema":
-                validator(pattern)
+            if (fault := schema_fault(pattern)) is not None:
+                raise fault
             shortest = grammar.matcher().shortest_ending().decode()
             finding.shortest_bytes = len(shortest.encode())
             finding.unenforced = grammar.unenforced
@@ -276,5 +290,7 @@ def label_of(pattern: Pattern) -> str:
             text = f"{{{', '.join(islice(schema['properties'], 12))}}}"
     elif pattern.kind == "choice":
         text = ", ".join(pattern.choices)
+    elif pattern.kind == "tags":
+        text = ", ".join(tag.name or tag.begin for tag in tag_set(pattern).tags)
     text = " ".join(text.split())
     return text if len(text) <= 48 else f"{text[:45]}..."

@@ -102,6 +102,12 @@ class RunConfig(pydantic.BaseModel):
         None, "Input and output", "Also write counts, timings and settings to this JSON file."
     )
 
+    profile: Path | None = _setting(
+        None,
+        "Input and output",
+        "Write where the time went as a Chrome trace (JSON) to this file, and print it as a table.",
+    )
+
     # What outputs must obey
     schema_file: Path | None = _setting(
         None, "Pattern", "JSON Schema for the rows that bring no pattern of their own.", alias="schema"
@@ -131,6 +137,11 @@ class RunConfig(pydantic.BaseModel):
     max_string: int | None = _setting(
         None, "Pattern", "Most characters of a string without maxLength, pattern or format.", ge=1
     )
+    integers: Literal["int64", "any"] = _setting(
+        "int64",
+        "Pattern",
+        "int64 holds integers that lack a bound to int64; any lets them be of any size, text in the table.",
+    )
     retries: int = _setting(
         2, "Pattern", "How often to sample again an output that fails the check afterwards.", ge=0
     )
@@ -152,9 +163,26 @@ class RunConfig(pydantic.BaseModel):
     )
     system: str | None = _setting(None, "Model and prompt", "System message put before every prompt.")
     raw: bool = _setting(False, "Model and prompt", "Take prompts as they are, without the chat template.")
+    tool_format: str = _setting(
+        "auto",
+        "Model and prompt",
+        "How the model writes calls of tools: auto (as its chat template shows), hermes, function, llama, or "
+        "the text of a call with NAME and ARGS in it.",
+        min_length=1,
+    )
+    reasoning_end: str = _setting(
+        "auto",
+        "Model and prompt",
+        "The tag that ends the model's thinking, after which its output begins; auto is the one its chat "
+        "template shows, none turns it off.",
+        min_length=1,
+    )
 
     # Sampling
     max_tokens: int = _setting(512, "Sampling", "Most tokens of one output.", ge=1)
+    max_reasoning_tokens: int = _setting(
+        1024, "Sampling", "Most tokens of thinking before an output, besides --max-tokens.", ge=0
+    )
     temperature: float = _setting(0.0, "Sampling", "0 takes the likeliest token; above it, sample.", ge=0)
     seed: int = _setting(0, "Sampling", "Seed of sampling; an output depends on it and its row alone.")
     repetition_stop: bool = _setting(
@@ -169,7 +197,13 @@ class RunConfig(pydantic.BaseModel):
     threads: int | None = _setting(None, "Speed", "CPU threads, by default one per physical core.", ge=1)
     batch_size: int = _setting(64, "Speed", "Most rows decoded at once.", ge=1)
     kv_memory: ByteCount | None = _setting(
-        None, "Speed", "Memory for the KV cache, such as 2GiB; by default what the device can spare.", ge=1
+        None,
+        "Speed",
+        "Memory for the KV cache, such as 2GiB; by default half of the free RAM, or most of a GPU's.",
+        ge=1,
+    )
+    kv_dtype: Literal["auto", "f32", "bf16"] = _setting(
+        "auto", "Speed", "Type of the KV cache; auto is bf16 for f32 weights, else the weights' own type."
     )
     jump: bool = _setting(True, "Speed", "Skip sampling what the grammar determines (on or off).")
     drafts: bool = _setting(True, "Speed", "Verify likely tokens several at a time (on or off).")
@@ -233,7 +267,7 @@ class RunConfig(pydantic.BaseModel):
             raise ValueError("must be auto or i/n with i from 1 to n: the first of 8 is 1/8, the last 8/8")
         return value
 
-    @pydantic.field_validator("dtype", mode="before")
+    @pydantic.field_validator("dtype", "kv_dtype", mode="before")
     @classmethod
     def _dtype_by_its_long_name(cls, value: Any) -> Any:
         return {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}.get(value, value)
@@ -352,43 +386,6 @@ def default_cache_directory(environment: Mapping[str, str] | None = None) -> Pat
     return Path.home() / ".cache" / "jfbatch"
 
 
-def configuration_page() -> str:
-    """docs/configuration.md: every setting with its flag, variable, default and description."""
-    lines = [
-        "# Configuration",
-        "",
-        "A setting comes from its default, the YAML file given with `--config` (or `JFBATCH_CONFIG`), its",
-        "environment variable or its flag; later ones win. A pattern (`schema`, `regex`, `choice` or",
-        "`grammar`) replaces the pattern of a weaker source, of whatever kind. Unknown settings are refused.",
-        "Paths are relative to the directory the program is started in. Lists take commas in flags and",
-        "variables, and are lists in YAML.",
-        "",
-        "This page is made from the program's own list: `python -m jfbatch.config > docs/configuration.md`.",
-    ]
-    panel = ""
-    for setting in settings():
-        if setting.panel != panel:
-            panel = setting.panel
-            lines += [
-                "",
-                f"## {panel}",
-                "",
-                "| setting | flag | variable | default | |",
-                "|---|---|---|---|---|",
-            ]
-        flag = f"`{setting.flag}`" + (f", `{setting.short}`" if setting.short else "")
-        default = shown_default(setting)
-        cells = (
-            f"`{setting.name}`",
-            flag,
-            f"`{setting.variable}`",
-            f"`{default}`" if default else "",
-            setting.description,
-        )
-        lines.append(f"| {' | '.join(cells)} |".replace("|  |", "| |"))
-    return "\n".join(lines) + "\n"
-
-
 def shown_default(setting: Setting) -> str:
     """The default as a person would write it; empty where there is none."""
     if setting.default is None or setting.default == ():
@@ -430,5 +427,11 @@ def _first_complaint(error: pydantic.ValidationError, origins: Mapping[str, str]
     return f"{place}: {reason[:1].lower()}{reason[1:]}, not {shown}"
 
 
-if __name__ == "__main__":
+def _print_page() -> None:
+    from jfbatch.configuration_page import configuration_page  # it is made from this module
+
     print(configuration_page(), end="")
+
+
+if __name__ == "__main__":
+    _print_page()

@@ -11,6 +11,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -21,8 +22,12 @@ from jfbatch.engine.sequence import Request
 from jfbatch.errors import InputError, InvalidGrammar
 from jfbatch.grammar.backends import CompiledGrammar
 from jfbatch.grammar.compiler import BackendChoice, Compiler
+from jfbatch.grammar.reasoning import Reasoning
 from jfbatch.rows.prompt import PromptRenderer
+from jfbatch.rows.reasoning import ReasoningEnd
 from jfbatch.rows.row import Pattern, Row, RowProblem
+from jfbatch.rows.tags import tag_set
+from jfbatch.rows.tools import as_tags
 from jfbatch.rows.validate import validator
 
 FREE_TEXT = Pattern("regex", r"[\s\S]*")  # what a row without any pattern may write
@@ -34,26 +39,35 @@ Settle = Callable[[Row, str, str], None]
 
 @dataclass(frozen=True)
 class FeedOptions:
-    """Defaults for rows that do not say otherwise; `window` bounds the rows read ahead."""
+    """Defaults for rows that do not say otherwise; `window` bounds the rows read ahead.
+
+    `reasoning_end` and `reasoning` are the tag and the grammar of thinking, where the model thinks.
+    """
 
     max_tokens: int = 512
     temperature: float = 0.0
     seed: int = 0
     context_length: int = 2048
     window: int = 50_000
+    reasoning_end: ReasoningEnd | None = None
+    reasoning: Reasoning | None = None
 
 
 @dataclass
 class Waiting:
     """A row with its prompt, waiting for its grammar or running.
 
-    `fault` is what the validator has against the row's schema. `attempt` counts samplings from 0.
+    `pattern` is what its output must obey: the row's own, tools as this model's tags. `reasons`: it thinks
+    before its output. `fault` is what the validator has against the row's schema. `attempt` counts
+    samplings from 0.
     """
 
     row: Row
+    pattern: Pattern
     prompt_ids: array[int]
     grammar: Future[CompiledGrammar]
     fault: InvalidGrammar | None = None
+    reasons: bool = False
     attempt: int = 0
 
 
@@ -61,7 +75,8 @@ class Feed:
     """A `RequestSource` over rows. A context manager: leaving it ends the reader thread.
 
     `settle(row, status, error)` is called for rows that never reach the engine, from the reader
-    thread or the engine's. `each_step` is called whenever the engine asks for rows.
+    thread or the engine's. `each_step` is called whenever the engine asks for rows; `span` times the
+    reader thread's work.
     """
 
     def __init__(
@@ -72,6 +87,7 @@ class Feed:
         options: FeedOptions,
         settle: Settle,
         each_step: Callable[[], None],
+        span: Callable[[str], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         self.rows = rows
         self.renderer = renderer
@@ -79,6 +95,7 @@ class Feed:
         self.options = options
         self.settle = settle
         self.each_step = each_step
+        self.span = span
         self.running: dict[str, Waiting] = {}
         self.error: BaseException | None = None  # what ended reading early
         self._ready: deque[Waiting] = deque()
@@ -165,15 +182,18 @@ class Feed:
         """The next rows; those that lie before a place where the input breaks off run as well."""
         chunk: list[Row] = []
         try:
-            for row in islice(self.rows, _CHUNK):
-                chunk.append(row)
+            with self.span("read"):
+                for row in islice(self.rows, _CHUNK):
+                    chunk.append(row)
         except InputError as error:
             self.error = error
         return chunk
 
     def _prepare(self, chunk: list[Row]) -> None:
         """Render and tokenise rows in one call and put them in the queue of their grammar."""
-        for row, rendered in zip(chunk, self.renderer.render(chunk), strict=True):
+        with self.span("render"):
+            prompts = self.renderer.render(chunk)
+        for row, rendered in zip(chunk, prompts, strict=True):
             if isinstance(rendered, RowProblem):
                 self.settle(row, "invalid_input", f"{row.place}: {rendered}")
                 continue
@@ -182,19 +202,22 @@ class Feed:
                 reason = f"the prompt has {length} tokens, the model's context holds {context}"
                 self.settle(row, "prompt_too_long", f"{row.place}: {reason}, output included")
                 continue
-            pattern = row.pattern or FREE_TEXT
-            fault = None
-            try:
-                if pattern.kind == "schema":
-                    validator(pattern)
-            except InvalidGrammar as error:
-                fault = error
+            pattern = self._pattern_of(row)
             backend = cast(BackendChoice | None, row.backend)
             future = self.compiler.submit(pattern.kind, pattern.text, backend)
-            waiting = Waiting(row, array("i", rendered.token_ids), future, fault)
+            end = self.options.reasoning_end
+            reasons = end is not None and not end.is_over(rendered.text)
+            ids = array("i", rendered.token_ids)
+            waiting = Waiting(row, pattern, ids, future, schema_fault(pattern), reasons)
             with self._changed:
                 self._unready += 1
             future.add_done_callback(partial(self._grammar_is_ready, waiting))
+
+    def _pattern_of(self, row: Row) -> Pattern:
+        """What a row's output must obey; tools become the tags of this model."""
+        pattern = row.pattern or FREE_TEXT
+        chosen = self.renderer.tool_format
+        return as_tags(pattern, chosen) if pattern.kind == "tools" and chosen is not None else pattern
 
     def _grammar_is_ready(self, waiting: Waiting, _grammar: Future[CompiledGrammar]) -> None:
         with self._changed:
@@ -209,12 +232,33 @@ class Feed:
         if waiting.attempt:
             temperature = max(temperature, RETRY_TEMPERATURE)
             seed += waiting.attempt
+        matcher = grammar.matcher()
+        max_tokens = options.max_tokens if row.max_tokens is None else row.max_tokens
+        if waiting.reasons and options.reasoning is not None:
+            matcher = options.reasoning.matcher(matcher)
+            max_tokens += options.reasoning.most_tokens
         return Request(
             key=row.key,
             prompt_ids=list(waiting.prompt_ids),
-            matcher=grammar.matcher(),
-            max_tokens=options.max_tokens if row.max_tokens is None else row.max_tokens,
+            matcher=matcher,
+            max_tokens=max_tokens,
             temperature=temperature,
             seed=seed,
-            group=(row.pattern or FREE_TEXT).fingerprint,
+            group=waiting.pattern.fingerprint,
         )
+
+
+def schema_fault(pattern: Pattern) -> InvalidGrammar | None:
+    """What the validator has against the schemas of a pattern."""
+    try:
+        if pattern.kind == "schema":
+            validator(pattern)
+        elif pattern.kind == "tags":
+            for tag in tag_set(pattern).tags:
+                try:
+                    tag.validator()
+                except InvalidGrammar as error:
+                    raise InvalidGrammar(f"{tag.place}: {error.reason}") from None
+    except InvalidGrammar as error:
+        return error
+    return None

@@ -10,7 +10,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -28,36 +28,57 @@ from jfbatch.grammar.grammar import compile_schema
 from jfbatch.grammar.regex import RAW_UTF8, regex_to_expression
 from jfbatch.outcomes import Outcomes
 from jfbatch.report import summary
+from jfbatch.report.kernels import telling_of_compilation
 from jfbatch.report.progress import Progress
 from jfbatch.report.statistics import RunStatistics
 from jfbatch.report.summary import print_summary
+from jfbatch.report.trace import Profile
 from jfbatch.rows.columns import Columns
 from jfbatch.rows.job_description import JobDescription
+from jfbatch.rows.json_text import unique_keys
 from jfbatch.rows.reader import ReaderOptions, check_inputs, read_rows
+from jfbatch.rows.reasoning import reasoning_end
 from jfbatch.rows.row import Pattern, Row
 from jfbatch.rows.shard import Shard, rows_of
 from jfbatch.rows.store import Store
+from jfbatch.rows.tools import tool_format
 from jfbatch.rows.validate import validator
 from jfbatch.signals import Signals
 
 logger = logging.getLogger(__name__)
 
+Span = Callable[[str], AbstractContextManager[object]]
 
-def run(
-    config: RunConfig, shown_by: Progress | None = None, forced_end: Callable[[int], None] | None = None
-) -> int:
-    """Run a job and return the process's exit code (see docs/running.md). Raises JfbatchError.
 
-    `shown_by` shows its progress in place of a line on stderr; `forced_end` is as for Signals.
-    """
-    plan = check(config)
+@dataclass(frozen=True)
+class Surroundings:
+    """What a run has around it: who shows its progress (None: a line on stderr), and what is done, with the
+    exit code, before an end by force (see Signals)."""
+
+    progress: Progress | None = None
+    forced_end: Callable[[int], None] | None = None
+
+
+def run(config: RunConfig, surroundings: Surroundings | None = None) -> int:
+    """Run a job and return the process's exit code (see docs/running.md). Raises JfbatchError."""
+    surroundings = surroundings or Surroundings()
+    with telling_of_compilation(config.quiet):
+        plan = check(config)
+        if config.profile is None:
+            return run_plan(config, plan, surroundings, nullcontext)
+        with Profile(config.profile) as trace:
+            return run_plan(config, plan, surroundings, trace.span)
+
+
+def run_plan(config: RunConfig, plan: Plan, surroundings: Surroundings, span: Span) -> int:
+    """Run what was checked; `span` times the parts of it."""
     with ExitStack() as stack:
         store = stack.enter_context(open_store(config, plan))
-        progress = stack.enter_context(shown_by or Progress(quiet=config.quiet))
-        outcomes = Outcomes(store, progress, config.retries, config.max_failures)
-        signals = stack.enter_context(Signals(config.grace, outcomes.status_line, forced_end))
+        progress = stack.enter_context(surroundings.progress or Progress(quiet=config.quiet))
+        outcomes = Outcomes(store, progress, config.retries, config.max_failures, span)
+        signals = stack.enter_context(Signals(config.grace, outcomes.status_line, surroundings.forced_end))
         rows = outcomes.still_to_run(wanted_rows(config, plan, progress))
-        damage = decode(config, rows, outcomes, signals)
+        damage = decode(config, rows, outcomes, signals, span)
         if signals.received or outcomes.too_many_failures:
             store.commit()
             code = signals.exit_code or 1
@@ -65,14 +86,14 @@ def run(
             write_summary(config, outcomes.statistics(outcomes.counts), outcomes.counts, code, finished=False)
             progress.say(how_to_continue(config, outcomes))
             return code
-        if plan.shard is not None:
-            finished = store.finish_shard()
-            progress.say(f"shard {plan.shard} has all its rows; after the last: jfbatch merge {plan.output}")
-        else:
-            finished = store.finish(make_columns(config, outcomes.shared_pattern))
+        columns = make_columns(config, outcomes.shared_pattern, store.has_reasoning, outcomes.calls_tools)
+        with span("finish table"):
+            finished = store.finish(columns) if plan.shard is None else store.finish_shard()
     statistics = outcomes.statistics(finished.statuses)
     progress.end(statistics)
     print_summary(statistics, None if plan.shard else plan.output, quiet=config.quiet)
+    if plan.shard is not None:
+        progress.say(f"shard {plan.shard} has all its rows; after the last: jfbatch merge {plan.output}")
     code = 0 if outcomes.all_good(finished.statuses) else 1
     write_summary(config, statistics, finished.statuses, code if damage is None else damage.exit_code)
     if damage is not None:
@@ -108,8 +129,9 @@ def check(config: RunConfig) -> Plan:
     if config.output is None:
         raise UsageError("no output: say where the table goes with -o TABLE.parquet")
     check_settings(config)
-    if config.summary_json is not None and not config.summary_json.parent.is_dir():
-        raise UsageError(f"--summary-json: there is no directory {config.summary_json.parent}")
+    for flag, file in (("--summary-json", config.summary_json), ("--profile", config.profile)):
+        if file is not None and not file.parent.is_dir():
+            raise UsageError(f"{flag}: there is no directory {file.parent}")
     pattern = default_pattern(config)
     if pattern is not None:
         check_pattern(config, pattern)
@@ -120,6 +142,7 @@ def check(config: RunConfig) -> Plan:
         schema_column=config.schema_column,
         id_column=config.id_column,
         duplicate_ids=config.duplicate_ids,
+        open_objects=config.objects == "open",
         exclude=tuple(f"{config.output}{suffix}" for suffix in ("", ".parts", ".journal", ".shards")),
     )
     shard = Shard.parse(config.shard, config.shard_by) if config.shard else None
@@ -138,6 +161,8 @@ def check_settings(config: RunConfig) -> None:
         raise UsageError("a system text needs the chat template: give either --system or --raw")
     if config.tensor_parallel > 1 and config.devices is not None:
         raise UsageError("give either --devices, for many rows at once, or --tensor-parallel")
+    tool_format(config.tool_format)
+    reasoning_end(config.reasoning_end, "")
     if config.backend != "auto" and (reason := why_missing(config.backend)):
         raise UsageError(f"--backend: {reason}")
 
@@ -184,7 +209,14 @@ def check_with(backend: BackendName, config: RunConfig, pattern: Pattern) -> Non
         check_supported(backend, pattern.kind, style, objects, config.strict)
         open_backend(backend, byte_vocabulary()).compile(pattern.kind, pattern.text, style, objects)
     elif pattern.kind == "schema":
-        compile_schema(pattern.schema, style, objects, config.strict, max_string=config.max_string)
+        compile_schema(
+            pattern.schema,
+            style,
+            objects,
+            config.strict,
+            max_string=config.max_string,
+            integers=config.integers,
+        )
     elif pattern.kind == "regex":
         regex_to_expression(pattern.text, dialect="python", alphabet=RAW_UTF8)
     elif pattern.kind == "grammar":
@@ -196,7 +228,7 @@ def check_with(backend: BackendName, config: RunConfig, pattern: Pattern) -> Non
 def read_schema(path: Path) -> object:
     """The JSON Schema in a file. Raises UsageError naming the file and the place."""
     try:
-        schema = json.loads(path.read_text(encoding="utf-8-sig"))
+        schema = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=unique_keys)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}; give --schema a JSON file that exists") from None
     except ValueError as error:
@@ -224,10 +256,19 @@ def wanted_rows(config: RunConfig, plan: Plan, progress: Progress) -> Iterator[R
     return rows if plan.shard is None else rows_of(plan.shard, rows, progress.say)
 
 
-def make_columns(config: RunConfig, pattern: Pattern | None) -> Columns:
-    """The table's columns, `pattern` being what all rows share."""
+def make_columns(
+    config: RunConfig, pattern: Pattern | None, reasoning: bool = False, tool_calls: bool = False
+) -> Columns:
+    """The table's columns, `pattern` being what all rows share; some stand only in tables that need them."""
     return Columns(
-        pattern, config.flatten, config.keep, config.arrow_dates, open_objects=config.objects == "open"
+        pattern,
+        config.flatten,
+        config.keep,
+        config.arrow_dates,
+        open_objects=config.objects == "open",
+        any_integers=config.integers == "any",
+        reasoning=reasoning,
+        tool_calls=tool_calls,
     )
 
 
@@ -236,10 +277,12 @@ def open_store(config: RunConfig, plan: Plan) -> Store:
     fingerprint = {
         "model": model_identity(config.model),
         "dtype": config.dtype,
+        "kv-dtype": config.kv_dtype,
         "pattern": plan.pattern.fingerprint if plan.pattern else "",
         "json-style": config.json_style,
         "objects": config.objects,
         "max-string": str(config.max_string or ""),
+        "integers": config.integers,
         "backend": config.backend,
         "strict": str(config.strict),
         "system": config.system or "",
@@ -248,6 +291,9 @@ def open_store(config: RunConfig, plan: Plan) -> Store:
         "temperature": str(config.temperature),
         "seed": str(config.seed),
         "repetition-stop": str(config.repetition_stop),
+        "tool-format": config.tool_format,
+        "reasoning-end": config.reasoning_end,
+        "max-reasoning-tokens": str(config.max_reasoning_tokens),
     }
     output_format = None if config.output_format == "auto" else config.output_format
     description = JobDescription(
@@ -257,6 +303,7 @@ def open_store(config: RunConfig, plan: Plan) -> Store:
         config.flatten,
         config.arrow_dates,
         open_objects=config.objects == "open",
+        any_integers=config.integers == "any",
     )
     return Store(
         plan.output,
@@ -273,7 +320,9 @@ def open_store(config: RunConfig, plan: Plan) -> Store:
     )
 
 
-def decode(config: RunConfig, rows: Iterator[Row], outcomes: Outcomes, signals: Signals) -> InputError | None:
+def decode(
+    config: RunConfig, rows: Iterator[Row], outcomes: Outcomes, signals: Signals, span: Span = nullcontext
+) -> InputError | None:
     """Run what has no result yet; returns what was wrong with the input where it could not be read on."""
     try:
         first = next(rows, None)
@@ -281,9 +330,10 @@ def decode(config: RunConfig, rows: Iterator[Row], outcomes: Outcomes, signals: 
         return error
     if first is None or signals.received:  # nothing to do: no model needed
         return None
-    from jfbatch import decoding  # here, because it brings torch and transformers
+    with span("import"):
+        from jfbatch import decoding  # here, because it brings torch and transformers
 
-    return decoding.decode(config, chain([first], rows), outcomes, signals)
+    return decoding.decode(config, chain([first], rows), outcomes, signals, span)
 
 
 def how_to_continue(config: RunConfig, outcomes: Outcomes) -> str:

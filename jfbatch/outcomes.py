@@ -8,7 +8,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Protocol
 
 from jfbatch.engine.sequence import Completion
@@ -16,8 +17,10 @@ from jfbatch.feed import Waiting
 from jfbatch.grammar.compiler import CompilerStatistics
 from jfbatch.report.progress import Progress, progress_text
 from jfbatch.report.statistics import GOOD_STATUSES, RunStatistics
-from jfbatch.rows.result import RowResult
+from jfbatch.rows.reasoning import ReasoningEnd
+from jfbatch.rows.result import VALUE_STATUSES, RowResult
 from jfbatch.rows.row import Pattern, Row
+from jfbatch.rows.tags import tag_set
 from jfbatch.rows.validate import validator
 
 if TYPE_CHECKING:  # it brings torch, which a run with nothing left to do goes without
@@ -37,13 +40,21 @@ class Results(Protocol):
 
 
 class Outcomes:
-    """The results of a run as they come in."""
+    """The results of a run as they come in; `span` times what is done with them."""
 
-    def __init__(self, store: Results, progress: Progress, retries: int, max_failures: int | None) -> None:
+    def __init__(
+        self,
+        store: Results,
+        progress: Progress,
+        retries: int,
+        max_failures: int | None,
+        span: Callable[[str], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
         self.store = store
         self.progress = progress
         self.retries = retries
         self.max_failures = max_failures
+        self.span = span
         self.counts: Counter[str] = Counter()
         self.rows_kept = 0
         self.rows_total: int | None = None
@@ -51,6 +62,8 @@ class Outcomes:
         self.started = time.monotonic()
         self.engine: EngineStatistics | None = None  # there is none before the model is loaded
         self.compiler = CompilerStatistics()
+        self.reasoning_end: ReasoningEnd | None = None  # where the model thinks before its outputs
+        self.calls_tools = False  # whether any row may
         self._patterns: set[Pattern | None] = set()
         self._lock = threading.RLock()
 
@@ -68,6 +81,7 @@ class Outcomes:
                 read += 1
                 if row.error is None and len(self._patterns) < 2:  # more say nothing new
                     self._patterns.add(row.pattern)
+                self.calls_tools |= row.pattern is not None and row.pattern.kind == "tools"
                 with self._lock:
                     known = self.store.contains(row)
                 if known:
@@ -103,12 +117,21 @@ class Outcomes:
         if status != "failed" and (fault := self._fault(waiting, completion)) is not None:
             status, error = "invalid", f"{fault} ({waiting.attempt + 1} outputs were sampled)"
         self.prompt_tokens += completion.prompt_tokens
+        thinking, output = self._parts(waiting, completion)
+        text = output.decode("utf-8", "replace")
+        tool_calls = None
+        if status in VALUE_STATUSES and waiting.pattern.kind == "tags":
+            tagged = tag_set(waiting.pattern)
+            if tagged.calls_tools:
+                text, tool_calls = tagged.split(text).told
         result = RowResult.of(
             row,
             status,
-            text=completion.text.decode("utf-8", "replace"),
+            text=text,
             error=f"{row.place}: {error}" if error else None,
             backend=waiting.grammar.result().backend,
+            reasoning=None if thinking is None else thinking.decode("utf-8", "replace"),
+            tool_calls=tool_calls,
             prompt_tokens=completion.prompt_tokens,
             completion_tokens=completion.completion_tokens,
             sampled_tokens=completion.sampled_tokens,
@@ -117,16 +140,29 @@ class Outcomes:
         )
         self._add(result)
 
+    def _parts(self, waiting: Waiting, completion: Completion) -> tuple[bytes | None, bytes]:
+        """The thinking, None in a row without, and the output proper."""
+        if self.reasoning_end is None or not waiting.reasons:
+            return None, completion.text
+        return self.reasoning_end.split(completion.text)
+
     def _fault(self, waiting: Waiting, completion: Completion) -> str | None:
         """What is wrong with an output, None if it is as its pattern says."""
+        _, output = self._parts(waiting, completion)
         try:
-            text = completion.text.decode("utf-8")
+            text = output.decode("utf-8")
         except UnicodeDecodeError as error:
             return f"the output is not UTF-8: {error.reason}"
-        pattern = waiting.row.pattern
-        if pattern is None or pattern.kind != "schema":
-            return waiting.grammar.result().fault(completion.text)
-        return validator(pattern).check(text)
+        pattern = waiting.pattern
+        if pattern.kind == "schema":
+            return validator(pattern).check(text)
+        if pattern.kind == "tags":
+            try:
+                tag_set(pattern).split(text)
+            except ValueError as error:
+                return str(error)
+            return None
+        return waiting.grammar.result().fault(output)
 
     def _add(self, result: RowResult) -> None:
         with self._lock:
@@ -146,10 +182,11 @@ class Outcomes:
 
     def each_step(self) -> None:
         """Commit and show what is due; called between steps of the engine."""
-        with self._lock:
+        with self._lock, self.span("write"):
             self.store.commit_if_due()
         if self.progress.is_due():
-            self.progress.update(self.statistics())
+            with self.span("show"):
+                self.progress.update(self.statistics())
 
     def status_line(self) -> str:
         return progress_text(self.statistics())

@@ -98,7 +98,8 @@ class Job:
         )
 
     def table(self) -> pa.Table:
-        return pq.read_table(self.output)
+        with self.output.open("rb") as file:  # pyarrow takes no name that is not UTF-8
+            return pq.read_table(file)
 
     def rows(self) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = self.table().to_pylist()

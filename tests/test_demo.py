@@ -11,6 +11,7 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
+from jfbatch.grammar.backends import BACKENDS, is_installed
 from tests.run_command import ROOT, Job
 
 pytestmark = [
@@ -70,6 +71,40 @@ def test_jumps_save_forward_passes(emails: Job, cache: Path, tmp_path: Path) -> 
     unjumped = Job(tmp_path, "demo", cache).run(lines, *flags)
     assert passes_per_token(jumped) <= 0.6
     assert passes_per_token(unjumped) == pytest.approx(1.0, abs=0.05)
+
+
+EVERY_KIND = ("--max-tokens", "80", "--threads", "2", "-q")
+THINKING = ("--reasoning-end", r"</think>\n\n", "--max-reasoning-tokens", "8")
+
+
+@pytest.mark.parametrize("flags", [EVERY_KIND, (*EVERY_KIND, *THINKING)], ids=["plain", "thinking"])
+def test_every_kind_of_pattern_in_one_file(cache: Path, tmp_path: Path, flags: tuple[str, ...]) -> None:
+    lines = samples("every-kind")
+    missing = {name for name in BACKENDS if not is_installed(name)}
+    without = [line["id"] for line in lines if line.get("backend") in missing]
+    rows = {
+        row["id"]: row for row in Job(tmp_path, "demo", cache).run(lines, *flags, code=1 if without else 0)
+    }
+    assert list(rows) == [line["id"] for line in lines] and len(rows) == 12
+    for line in lines:
+        row = rows[line["id"]]
+        if line["id"] in without:
+            assert row["status"] == "unsupported_schema" and "pip install" in row["error"]
+            continue
+        assert row["status"] == "ok" or (THINKING[0] in flags and row["status"] == "shortened"), row
+        assert row["backend"] == line.get("backend", "fsm")
+        assert (row.get("reasoning") is not None) is (THINKING[0] in flags)
+    weather = rows["tools-required"]["tool_calls"]
+    assert [call["name"] for call in rows["tools-named"]["tool_calls"]] == ["get_time"] and len(weather) == 1
+    for row in rows.values():
+        for call in row["tool_calls"] or ():
+            tools = {tool["function"]["name"]: tool["function"]["parameters"] for tool in lines[5]["tools"]}
+            jsonschema_rs.validate(tools[call["name"]], json.loads(call["arguments"]))
+    assert isinstance(json.loads(rows["response-format"]["text"]), dict)
+    assert re.fullmatch(r"[0-9]{1,3} \+ [0-9]{1,3} = [0-9]{1,3}", rows["gbnf"]["text"])
+    assert re.fullmatch(r"([01][0-9]|2[0-3]):[0-5][0-9]", rows["guided"]["text"])
+    if without:
+        pytest.skip(f"rows of {', '.join(sorted(missing))} were told apart, not run: not installed")
 
 
 def mixed_rows() -> list[Any]:

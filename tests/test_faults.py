@@ -45,9 +45,9 @@ def faulty(monkeypatch: pytest.MonkeyPatch) -> Callable[[Fault], list[int]]:
         rows: list[int] = []
 
         class FaultyRunner(Runner):
-            def __init__(self, model: Any) -> None:
+            def __init__(self, *arguments: Any, **settings: Any) -> None:
                 self.ready = False  # the runner tries the model on its own first
-                super().__init__(model)
+                super().__init__(*arguments, **settings)
                 self.ready = True
 
             def forward(self, segments: Any) -> torch.Tensor:

@@ -10,6 +10,10 @@ from typing import Any
 import jsonschema
 import pytest
 
+from jfbatch.grammar.backends import BACKENDS
+from jfbatch.grammar.backends.protocol import KINDS, is_gbnf
+from jfbatch.rows.constraint import read_pattern
+
 SAMPLES = Path(__file__).parent.parent / "data" / "samples"
 
 
@@ -54,3 +58,26 @@ def test_mixed_rows_bring_their_own_patterns() -> None:
             jsonschema.Draft202012Validator.check_schema(row["schema"])
         if "regex" in row:
             re.compile(row["regex"])
+
+
+def test_twelve_rows_use_every_kind_and_every_backend() -> None:
+    rows = rows_of("every-kind.jsonl")
+    assert len(rows) == 12
+    assert {row.get("backend") for row in rows} == {None, *BACKENDS}
+    fields = {name for row in rows for name in row}
+    assert {
+        "schema",
+        "regex",
+        "choice",
+        "grammar",
+        "tools",
+        "response_format",
+        "structured_outputs",
+    } <= fields
+    assert any(name.startswith("guided_") for name in fields)
+    structured = {name for row in rows for name in row.get("structured_outputs", {})}
+    assert "structural_tag" in structured
+    assert {json.dumps(row.get("tool_choice")) for row in rows if "tools" in row} >= {"null", '"required"'}
+    assert {is_gbnf(row["grammar"]) for row in rows if "grammar" in row} == {True, False}
+    patterns = [read_pattern(row) for row in rows]
+    assert {pattern.kind for pattern in patterns if pattern} == {*KINDS, "tools"}

@@ -6,6 +6,7 @@ from its shard's parts; the others do not notice.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import selectors
@@ -66,8 +67,11 @@ def run_on_devices(config: RunConfig, forced_end: Callable[[int], None] | None =
     plan = job.check(config)
     if config.device != "auto":
         raise UsageError("give either --device or --devices")
+    if config.profile is not None:
+        raise UsageError("--profile is of one process: leave out --devices")
     if "-" in config.inputs:
         raise UsageError("--devices: standard input cannot be read by several processes: name a file")
+    gc.enable()  # the command line keeps it off while models are loaded, which workers do
     devices = devices_of(config.devices or "all", count_gpus)
     run = _Run(config, shards_for(config, plan.shard or Shard(1, 1, config.shard_by), len(devices)), devices)
     code = run.to_the_end(forced_end)

@@ -70,28 +70,31 @@ def merge_shards(output: Path, inputs: Sequence[str] = (), *, partial: bool = Fa
     check_inputs(inputs, job.reader)
     store = ShardedStore(output, job.columns(job.reader.pattern), begun, job.output_format)
     with store:
-        shared, damage = _look_up(store, inputs, job)
+        shared, calls_tools, damage = _look_up(store, inputs, job)
         missing = store.missing
         table = None
         if partial or not missing:
-            table = store.finish(job.columns(shared), partial=bool(missing))
+            columns = job.columns(shared, store.has_reasoning, calls_tools)
+            table = store.finish(columns, partial=bool(missing))
     return Merged(table, begun[0].shard.count, missing, damage)
 
 
 def _look_up(
     store: ShardedStore, inputs: Sequence[str], job: JobDescription
-) -> tuple[Pattern | None, InputError | None]:
-    """Look every row up; the pattern that all valid rows share, and what was wrong with the input."""
+) -> tuple[Pattern | None, bool, InputError | None]:
+    """Look every row up; the pattern that all valid rows share, whether any calls tools, what was wrong."""
     patterns: set[Pattern | None] = set()
+    calls_tools = False
     damage = None
     try:
         for row in read_rows(inputs, job.reader):
             if row.error is None and len(patterns) < 2:
                 patterns.add(row.pattern)
+            calls_tools |= row.pattern is not None and row.pattern.kind == "tools"
             store.contains(row)
     except InputError as error:
         damage = error
-    return (next(iter(patterns)) if len(patterns) == 1 else None), damage
+    return (next(iter(patterns)) if len(patterns) == 1 else None), calls_tools, damage
 
 
 def _merged_before(output: Path, quiet: bool) -> int:

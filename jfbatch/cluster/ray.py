@@ -88,7 +88,8 @@ class StructuredGenerator:
     def _columns(self, names: Sequence[str]) -> Columns:
         own = {*FIELDS, self.config.schema_column}
         shared = None if own & set(names) else self.pattern
-        return job.make_columns(self.config, shared)
+        calls_tools = "tools" in names
+        return job.make_columns(self.config, shared, self._decoder.end is not None, calls_tools)
 
 
 def _warn_of_starvation() -> None:

@@ -13,11 +13,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from jfbatch.engine import cpu_attention
+from jfbatch.engine.cpu_attention import Rules
 from jfbatch.engine.kv_cache import SlotPool
 from jfbatch.errors import ModelError
 
@@ -92,14 +95,9 @@ def causal_allowed(positions: Tensor, length: int, window: int | None) -> Tensor
 
 
 class StepLayout:
-    """Where the tokens of one step come from and how they attend.
+    """Where the tokens of one step come from and how they attend."""
 
-    compiled: leave rows with few tokens to the CPU kernel; by default where it can take them.
-    """
-
-    def __init__(
-        self, pool: SlotPool, spans: Sequence[Span], used_slots: int, compiled: bool | None = None
-    ) -> None:
+    def __init__(self, pool: SlotPool, spans: Sequence[Span], used_slots: int) -> None:
         self.pool = pool
         self.used_slots = used_slots
         self.attention_calls = 0
@@ -110,30 +108,30 @@ class StepLayout:
         self.positions = torch.tensor(positions, device=device)  # [tokens]
         self.fresh: list[Span] = []
         self.long: list[Span] = []
-        self.short: list[tuple[int, int, int, int]] = []  # for the kernel
         self.groups: list[PaddedGroup] = []
         self._write_indices: dict[int, Tensor] = {}
-        if compiled is None:
-            compiled = cpu_attention.can_attend(pool.device, pool.dtype)
-        self.compiled = compiled
-        if compiled:
-            for span in spans:
-                self._divide(span)
+        self.compiled = pool.keys_across
+        self.parts: list[NDArray[np.int64]] = []  # the kernel's
+        if self.compiled:
+            self._divide(spans)
         else:
             self._group(spans)
 
-    def _divide(self, span: Span) -> None:
+    def _divide(self, spans: Sequence[Span]) -> None:
         """Prompts beyond the kernel's reach attend in blocks, all else by the kernel.
 
         Where a token goes depends on its place in its row alone, and so does its rounding.
         """
-        near, far = span.cut(KERNEL_REACH)
-        far, output = far.cut(span.prompt)
-        if far.count:
-            self.long.append(far)
-        for part in (near, output):
-            if part.count:
-                self.short.append((part.slot, part.start, part.first, part.count))
+        divided: list[tuple[int, int, int, int, bool]] = []
+        for span in spans:
+            near, far = span.cut(KERNEL_REACH)
+            far, output = far.cut(span.prompt)
+            if far.count:
+                self.long.append(far)
+            for part, attends in ((near, True), (far, False), (output, True)):
+                if part.count:
+                    divided.append((part.slot, part.start, part.first, part.count, attends))
+        self.parts = cpu_attention.shared_out(divided)
 
     def _group(self, spans: Sequence[Span]) -> None:
         buckets: dict[int, list[Span]] = {}
@@ -189,16 +187,6 @@ class StepLayout:
         return keys[: self.used_slots], values[: self.used_slots]
 
 
-@dataclass(frozen=True)
-class LayerRules:
-    """What one layer asks of its attention beside causality."""
-
-    scaling: float
-    window: int | None
-    softcap: float | None
-    sinks: Tensor | None  # [heads], logits of a key that carries no value
-
-
 def packed_attention(
     module: nn.Module,
     query: Tensor,
@@ -222,15 +210,15 @@ def packed_attention(
     assert step is not None and layer is not None
     step.attention_calls += 1
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    rules = LayerRules(scale, sliding_window or None, softcap, s_aux)
-    keys, values = step.write(layer, key[0], value[0])
+    rules = Rules(scale, sliding_window or None, softcap, s_aux)
     rows = query[0].transpose(0, 1)  # [tokens, heads, head dim]
-    if step.short:
-        attended = cpu_attention.attend(
-            rows * scale, keys, values, step.short, rules.window, rules.softcap, rules.sinks
-        )
+    if step.compiled:
+        keys, values = step.pool.layer(layer, key.shape[1], key.shape[-1], value.shape[-1])
+        new = key[0].transpose(0, 1), value[0].transpose(0, 1)
+        attended = cpu_attention.attend(rows, *new, keys, values, step.parts, rules)
         output = attended.to(query.dtype)
     else:
+        keys, values = step.write(layer, key[0], value[0])
         output = query.new_empty(rows.shape[0], rows.shape[1], value.shape[-1])
     for group in step.groups:
         attended = _attend_group(group, rows, keys, values, rules)
@@ -270,9 +258,7 @@ def _refuse_unknown(
             raise ModelError(f"{name} asks its attention for {argument!r}; this architecture cannot be run")
 
 
-def _attend_group(
-    group: PaddedGroup, rows: Tensor, keys: Tensor, values: Tensor, rules: LayerRules
-) -> Tensor:
+def _attend_group(group: PaddedGroup, rows: Tensor, keys: Tensor, values: Tensor, rules: Rules) -> Tensor:
     """[rows, queries, heads, head dim] for one padded group, over the pool or its gathered slots."""
     if group.slots is not None:
         keys, values = keys.index_select(0, group.slots), values.index_select(0, group.slots)
@@ -281,7 +267,7 @@ def _attend_group(
     return _grouped_heads(query, keys, values, mask, rules)
 
 
-def _grouped_heads(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, rules: LayerRules) -> Tensor:
+def _grouped_heads(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, rules: Rules) -> Tensor:
     """matmul + mask + softmax + matmul with the query heads of one kv head side by side.
 
     query [rows, queries, heads, head dim]; keys, values [rows, kv heads, length, head dim];
@@ -307,7 +293,7 @@ def _grouped_heads(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, ru
     return attended.permute(0, 3, 1, 2, 4).reshape(rows, queries, heads, -1).to(query.dtype)
 
 
-def _attend_alone(query: Tensor, keys: Tensor, values: Tensor, start: int, rules: LayerRules) -> Tensor:
+def _attend_alone(query: Tensor, keys: Tensor, values: Tensor, start: int, rules: Rules) -> Tensor:
     """[tokens, heads, head dim] of one row whose queries sit at positions start.. of its own keys.
 
     query [1, heads, tokens, head dim]; keys, values [1, kv heads, start + tokens, head dim].
@@ -331,7 +317,7 @@ def _attend_alone(query: Tensor, keys: Tensor, values: Tensor, start: int, rules
     return attended[0].transpose(0, 1)
 
 
-def _attend_in_blocks(query: Tensor, keys: Tensor, values: Tensor, start: int, rules: LayerRules) -> Tensor:
+def _attend_in_blocks(query: Tensor, keys: Tensor, values: Tensor, start: int, rules: Rules) -> Tensor:
     """`_attend_alone` by blocks of queries between multiples of BLOCK, each padded to a whole block.
 
     So the operations on a token are the same however its prefill was cut into steps.

@@ -11,13 +11,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from jfbatch.engine.continuation import GIVEN, Continuation
-from jfbatch.engine.guesses import CONTEXT, Guess, Phrases, Prompt, Trust, Values
+from jfbatch.engine.guesses import CONTEXT, MOST_CONTEXTS, Guess, Phrases, Prompt, Trust, Values
 from jfbatch.engine.retokenize import Retokenizer, Tokenization
 from jfbatch.engine.sequence import Sequence
 from jfbatch.errors import JfbatchError
 
 LONGEST = 24  # draft tokens of a row
 _MOST_GROUPS = 256
+_CONTEXTS = 200_000  # that all groups remember together, about 450 bytes each
 _FORCED = 0.99  # forced bytes come for sure, but the model may cut them otherwise
 
 
@@ -116,11 +117,20 @@ class Drafter:
         """What rows of this group have written; a row without a group learns from itself alone."""
         if name is None:
             return _Group()
-        group = self._groups.setdefault(name, _Group())
+        group = self._groups.get(name)
+        if group is None:
+            if len(self._groups) >= _MOST_GROUPS:
+                self._groups.popitem(last=False)
+            group = self._groups[name] = _Group()
+            for other in self._groups.values():
+                other.phrases.forget(self._most_contexts)
         self._groups.move_to_end(name)
-        if len(self._groups) > _MOST_GROUPS:
-            self._groups.popitem(last=False)
         return group
+
+    @property
+    def _most_contexts(self) -> int:
+        """How many one group may remember."""
+        return min(MOST_CONTEXTS, _CONTEXTS // max(len(self._groups), 1))
 
     def _guess(self, memory: Draftable, text: bytes, value_start: int, place: int) -> Guess | None:
         """The likeliest of what the group and the prompt propose."""
@@ -170,9 +180,10 @@ class Drafter:
                 self.trust.record(source, right or data.startswith(guessed))
         text = sequence.text
         before = bytes(text[max(start - CONTEXT, 0) : start])
-        memory.group.phrases.learn(before, data)
+        most = self._most_contexts
+        memory.group.phrases.learn(before, data, most)
         if len(data) > 1 and data[:1] == b" ":  # the grammar may force the space alone
-            memory.group.phrases.learn(before + b" ", data[1:])
+            memory.group.phrases.learn(before + b" ", data[1:], most)
         written = start + len(data)
         if len(text) > written:  # the grammar forced more: a value is complete
             kind = bytes(text[max(memory.value_start - CONTEXT, 0) : memory.value_start])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -25,9 +26,10 @@ from jfbatch.engine.pace import Pace
 from jfbatch.engine.repetition import REPETITION, is_repeating
 from jfbatch.engine.retokenize import Retokenizer, Tokenization
 from jfbatch.engine.runner import Runner, is_out_of_memory
-from jfbatch.engine.sampler import Draw, choose
+from jfbatch.engine.sampler import Choices, Draw, choose
 from jfbatch.engine.scheduler import Planned, Scheduler
 from jfbatch.engine.sequence import Completion, Reason, Request, Sequence
+from jfbatch.engine.watching import Span, watched
 from jfbatch.engine.window import Window
 from jfbatch.errors import GrammarError, JfbatchError
 
@@ -57,16 +59,18 @@ class RequestSource(Protocol):
 
 @dataclass
 class Engine:
-    """Decodes requests on one runner. `tokenization` is the model's."""
+    """Decodes requests on one runner. `tokenization` is the model's; `span` times the parts of a step."""
 
     runner: Runner
     tokenization: Tokenization
     config: EngineConfig = field(default_factory=EngineConfig)
+    span: Span = nullcontext
 
     def __post_init__(self) -> None:
         self.statistics = EngineStatistics()
         retokenizer = Retokenizer(self.tokenization, self.runner.vocabulary_size)
-        self._jumper = Jumper(self.tokenization, retokenizer)
+        self._jumper = Jumper(self.tokenization, retokenizer, self.span)
+        self._jump = watched(self.span, "jump", self._jumper.jump)
         self._drafter = Drafter(self.tokenization, retokenizer, LONGEST if self.config.drafts else 0)
         self._pace = Pace(self.runner.device, self.runner.logits_share)
         self._scheduler = Scheduler(
@@ -86,22 +90,29 @@ class Engine:
     def run(self, source: RequestSource) -> Iterator[Completion]:
         """Decode every request of `source`; rows leave in the order in which they finish."""
         while not self._stopped:
-            self._fetch(source)
+            with self.span("fetch"):
+                self._fetch(source)
             if self._scheduler.waiting or self._scheduler.running:
-                self.step()
+                with self.span("step"):
+                    self.step()
             elif source.exhausted():
                 yield from self._hand_over()
                 return
             elif not self._finished:
-                source.wait(_IDLE_SECONDS)
+                with self.span("wait"):
+                    source.wait(_IDLE_SECONDS)
             yield from self._hand_over()
 
     @torch.inference_mode()
     def step(self) -> None:
         """One forward pass over everything that can run, and all decisions its logits allow."""
-        self._scheduler.admit()
-        planned = self._with_drafts(self._scheduler.plan())
-        logits = self._forward(planned)
+        with self.span("plan"):
+            self._scheduler.admit()
+            planned = self._scheduler.plan()
+        with self.span("draft"):
+            planned = self._with_drafts(planned)
+        with self.span("forward"):
+            logits = self._forward(planned)
         if logits is None:
             return
         windows = self._windows(planned)
@@ -109,8 +120,9 @@ class Engine:
             self._decide(undecided, logits)
         self._settle(windows)
         self._give_up_on_a_standstill()
-        self._scheduler.retire(self._retiring)
-        self._retiring.clear()
+        with self.span("retire"):
+            self._scheduler.retire(self._retiring)
+            self._retiring.clear()
         self.statistics.shared_tokens = self._scheduler.shared_tokens
 
     def _give_up_on_a_standstill(self) -> None:
@@ -271,7 +283,8 @@ class Engine:
     def _decide(self, windows: list[Window], logits: Tensor) -> None:
         """Choose the next token of each window's row, accept it and jump."""
         started = time.perf_counter()
-        masks = self._masks(windows)
+        with self.span("mask"):
+            masks = self._masks(windows)
         windows = [window for window in windows if window.open]
         rows = [window.row for window in windows]
         masked = time.perf_counter()
@@ -283,25 +296,31 @@ class Engine:
             for window in windows
             for request in [window.sequence.request]
         ]
-        candidates = logits if len(rows) == logits.shape[0] else logits[rows]
-        choices = choose(candidates, masks, draws, self.config.log_probabilities)
+        with self.span("choose"):
+            candidates = logits if len(rows) == logits.shape[0] else logits[rows]
+            choices = choose(candidates, masks, draws, self.config.log_probabilities)
         sampled = time.perf_counter()
         self.statistics.sample_seconds += sampled - masked
-        for index, window in enumerate(windows):
-            sequence = window.sequence
-            if index in choices.failures:
-                place = f"at output token {sequence.output_tokens}"
-                window.open = not self._finish(sequence, "failed", f"{choices.failures[index]} ({place})")
-                self.runner.pool.erase(sequence.slot)  # its K and V may be no numbers
-                sequence.forget()
-                continue
-            if choices.log_probabilities is not None:
-                sequence.log_probability = (sequence.log_probability or 0.0) + float(
-                    choices.log_probabilities[index]
-                )
-            window.decisions += 1
-            window.open = not self._accept_or_fail(sequence, int(choices.token_ids[index]))
+        with self.span("accept"):
+            for index, window in enumerate(windows):
+                self._take_choice(window, choices, index)
         self.statistics.accept_seconds += time.perf_counter() - sampled
+
+    def _take_choice(self, window: Window, choices: Choices, index: int) -> None:
+        """Accept what was chosen for a window's row, or fail the row where nothing could be."""
+        sequence = window.sequence
+        if index in choices.failures:
+            place = f"at output token {sequence.output_tokens}"
+            window.open = not self._finish(sequence, "failed", f"{choices.failures[index]} ({place})")
+            self.runner.pool.erase(sequence.slot)  # its K and V may be no numbers
+            sequence.forget()
+            return
+        if choices.log_probabilities is not None:
+            sequence.log_probability = (sequence.log_probability or 0.0) + float(
+                choices.log_probabilities[index]
+            )
+        window.decisions += 1
+        window.open = not self._accept_or_fail(sequence, int(choices.token_ids[index]))
 
     def _masks(self, windows: list[Window]) -> NDArray[np.uint32]:
         """uint32 [rows, words] of the rows whose matcher gives a mask; the others fail and close."""
@@ -352,7 +371,7 @@ class Engine:
             return self._finish(sequence, "shortened")
         if self.config.repetition_stop and self._stops_repeating(sequence):
             return self._finish(sequence, "shortened", REPETITION)
-        return self._jumper.jump(sequence) and self._finish(sequence, "finished")
+        return self._jump(sequence) and self._finish(sequence, "finished")
 
     def _stops_repeating(self, sequence: Sequence) -> bool:
         """Complete an output that goes round in circles; False where there is nothing to stop."""

@@ -9,10 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 CONTEXT = 16  # bytes of text under which what followed is remembered
-_MOST_CONTEXTS = 20_000  # remembered per group
+MOST_CONTEXTS = 20_000  # remembered per group
+_MOST_FOLLOWERS = 64  # per context, and of closings per kind of value
 _MOST_CUES = 12  # per kind of value
+_MOST_KINDS = 1_000  # of values, where keys are the model's to choose
 _LONGEST_VALUE = 64  # bytes of a value that are looked for as a whole
 
 # Expected shares before anything was measured, for how a copied piece was found and how it goes on.
@@ -118,13 +121,17 @@ class Phrases:
     def __init__(self) -> None:
         self._following: dict[bytes, dict[bytes, int]] = {}
 
-    def learn(self, text: bytes, data: bytes) -> None:
-        """`data` followed `text` (of which the last bytes count)."""
-        if len(self._following) >= _MOST_CONTEXTS:
-            for context in list(self._following)[: _MOST_CONTEXTS // 2]:
-                del self._following[context]
-        following = self._following.setdefault(text[-CONTEXT:], {})
-        following[data] = following.get(data, 0) + 1
+    def __len__(self) -> int:
+        return len(self._following)
+
+    def learn(self, text: bytes, data: bytes, most: int = MOST_CONTEXTS) -> None:
+        """`data` followed `text` (of which the last bytes count). `most`: contexts to remember."""
+        _forget_older(self._following, most)
+        _count(self._following.setdefault(text[-CONTEXT:], {}), data)
+
+    def forget(self, most: int) -> None:
+        """Keep fewer than `most` contexts, the newer ones."""
+        _forget_older(self._following, most)
 
     def guess(self, text: bytes) -> Guess | None:
         """What followed most often; the unseen counts as often as there were different followers (PPM C)."""
@@ -183,6 +190,7 @@ class Values:
 
     def learn(self, kind: bytes, value: bytes, prompt: Prompt) -> None:
         """A row wrote `value`, then the grammar forced what followed."""
+        _forget_older(self._cues, _MOST_KINDS)
         closing = _AFTER_LAST_WORD.search(value)
         body = value[: closing.start()] if closing else value
         cues = self._cues.setdefault(kind, {})
@@ -212,9 +220,24 @@ class Values:
             place += len(piece)
             if not piece or place > stop:
                 return
+            _forget_older(self._next, 4 * _MOST_KINDS)
             came = self._next.setdefault((kind, prompt.text[place : place + 1]), {})
-            what = None if place < stop else closing
-            came[what] = came.get(what, 0) + 1
+            _count(came, None if place < stop else closing)
+
+
+def _forget_older(memory: dict[Any, Any], most: int) -> None:
+    """Make room for one more by dropping the older half of what is full."""
+    if len(memory) >= most:
+        for key in list(memory)[: max(len(memory) - most // 2, 1)]:
+            del memory[key]
+
+
+def _count(counts: dict[Any, int], what: bytes | None) -> None:
+    """One more of `what`; where there are many kinds already, those met least make room."""
+    if what not in counts and len(counts) >= _MOST_FOLLOWERS:
+        for rare in sorted(counts, key=counts.__getitem__)[: _MOST_FOLLOWERS // 2]:
+            del counts[rare]
+    counts[what] = counts.get(what, 0) + 1
 
 
 def _counted(kind: str, data: bytes, likely: float, place: int = -1) -> Guess:

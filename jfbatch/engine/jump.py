@@ -7,18 +7,23 @@ common token prefix. Tokens that what follows could merge with are left to the m
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
+from contextlib import nullcontext
 
 from jfbatch.engine.retokenize import Retokenized, Retokenizer, Tokenization
 from jfbatch.engine.sequence import Sequence
+from jfbatch.engine.watching import Span, watched
 from jfbatch.errors import GrammarError
 
 
 class Jumper:
     """Changes outputs by what their grammars already determine."""
 
-    def __init__(self, tokenization: Tokenization, retokenizer: Retokenizer) -> None:
+    def __init__(
+        self, tokenization: Tokenization, retokenizer: Retokenizer, span: Span = nullcontext
+    ) -> None:
         self._tokenization = tokenization
-        self._retokenizer = retokenizer
+        self._after_jump = watched(span, "retokenise", retokenizer.jump)
+        self._after_ending = watched(span, "retokenise", retokenizer.ending)
 
     def jump(self, sequence: Sequence) -> bool:
         """Append what the grammar forces; whether that finished the output.
@@ -31,7 +36,7 @@ class Jumper:
         forced = sequence.matcher.forced_bytes()
         if not forced:
             return False
-        plan = self._retokenizer.jump(bytes(sequence.text), sequence.ends, forced)
+        plan = self._after_jump(bytes(sequence.text), sequence.ends, forced)
         if plan is None:
             return False
         if sequence.matcher.shortest_ending() == forced and self._jump_to_end(sequence, plan):
@@ -64,7 +69,7 @@ class Jumper:
         ending = sequence.matcher.shortest_ending()
         if not ending:
             return 0
-        plan = self._retokenizer.ending(bytes(sequence.text), sequence.ends, ending)
+        plan = self._after_ending(bytes(sequence.text), sequence.ends, ending)
         return None if plan is None else plan.keep + len(plan.certain) - sequence.output_tokens
 
     def can_end_in_time(self, sequence: Sequence) -> bool:
@@ -86,7 +91,7 @@ class Jumper:
         ending = sequence.matcher.shortest_ending()
         if not ending:
             return
-        plan = self._retokenizer.ending(bytes(sequence.text), sequence.ends, ending)
+        plan = self._after_ending(bytes(sequence.text), sequence.ends, ending)
         before = sequence.output_ids
         if plan is None or not self.replace_tail(sequence, plan.keep, plan.certain):
             raise GrammarError("the grammar's shortest ending cannot be written in the model's tokens")

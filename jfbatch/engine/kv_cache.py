@@ -24,10 +24,14 @@ def rounded_length(length: int) -> int:
 
 @dataclass
 class _Storage:
-    """One layer's K or V: a view of the first bytes of a flat buffer."""
+    """One layer's K or V: a view of the first bytes of a flat buffer.
+
+    across: whether the buffer holds length innermost.
+    """
 
     heads: int
     head_dim: int
+    across: bool
     buffer: Tensor
     view: Tensor  # [slot, kv head, length, head dim]
 
@@ -40,13 +44,17 @@ class SlotPool:
     storage is zeroed when allocated and holds finite numbers ever after (`erase` is for the row
     whose model went wrong).
 
+    keys_across: lay K out with its positions innermost, as the CPU's attention reads it; the views
+    given out have the same shape either way.
+
     Resizing lays a layer out anew in a spare buffer and makes its old buffer the spare of the next
     layer, so that no memory is returned to the system and faulted in again.
     """
 
-    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, device: torch.device, dtype: torch.dtype, keys_across: bool = False) -> None:
         self.device = device
         self.dtype = dtype
+        self.keys_across = keys_across
         self.slots = 0
         self.length = 0
         self._layers: dict[int, tuple[_Storage, _Storage]] = {}
@@ -72,7 +80,7 @@ class SlotPool:
         self.slots, self.length = slots, length
         for pair in self._layers.values():
             for storage in pair:
-                buffer, view = self._laid_out(self._spare, storage.heads, storage.head_dim)
+                buffer, view = self._laid_out(self._spare, storage.heads, storage.head_dim, storage.across)
                 view[kept] = storage.view[kept]
                 self._spare, storage.buffer, storage.view = storage.buffer, buffer, view
 
@@ -80,8 +88,11 @@ class SlotPool:
         """K and V of one layer, [slot, kv head, length, head dim], allocated on the first call."""
         if layer not in self._layers:
             empty = torch.zeros(0, dtype=self.dtype, device=self.device)
-            parts = [_Storage(heads, dim, *self._laid_out(empty, heads, dim)) for dim in (key_dim, value_dim)]
-            self._layers[layer] = (parts[0], parts[1])
+            across = self.keys_across
+            self._layers[layer] = (
+                _Storage(heads, key_dim, across, *self._laid_out(empty, heads, key_dim, across)),
+                _Storage(heads, value_dim, False, *self._laid_out(empty, heads, value_dim, False)),
+            )
         keys, values = self._layers[layer]
         return keys.view, values.view
 
@@ -105,13 +116,16 @@ class SlotPool:
         self._spare = torch.zeros(0, dtype=self.dtype, device=self.device)
         for pair in self._layers.values():
             for storage in pair:
-                storage.buffer, storage.view = self._laid_out(self._spare, storage.heads, storage.head_dim)
+                storage.buffer, storage.view = self._laid_out(
+                    self._spare, storage.heads, storage.head_dim, storage.across
+                )
 
-    def _laid_out(self, buffer: Tensor, heads: int, head_dim: int) -> tuple[Tensor, Tensor]:
+    def _laid_out(self, buffer: Tensor, heads: int, head_dim: int, across: bool) -> tuple[Tensor, Tensor]:
         """`buffer`, or a larger zeroed one, and its view as a layer of the pool's present size."""
-        shape = (self.slots, heads, self.length, head_dim)
         needed = self.slots * heads * self.length * head_dim
         if buffer.numel() < needed:
             room = int(needed * HEADROOM) if self.device.type == "cpu" else needed
             buffer = torch.zeros(room, dtype=self.dtype, device=self.device)
-        return buffer, buffer[:needed].view(shape)
+        if across:
+            return buffer, buffer[:needed].view(self.slots, heads, head_dim, self.length).transpose(2, 3)
+        return buffer, buffer[:needed].view(self.slots, heads, self.length, head_dim)

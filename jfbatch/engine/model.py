@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jfbatch.engine.hub import hub_answers
 from jfbatch.errors import ModelError
 
 if TYPE_CHECKING:
@@ -50,8 +51,10 @@ class LoadedModel:
 def prepare_environment() -> None:
     """Set what must be set before torch is imported; call it first thing in a process.
 
-    OpenMP threads that spin make a shared machine several times slower, so they sleep.
+    OpenMP threads that spin make a shared machine several times slower, so they sleep. Progress bars of
+    other libraries would be drawn through ours.
     """
+    os.environ.setdefault("TQDM_DISABLE", "1")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
@@ -97,6 +100,8 @@ def load_model(
     """
     check_model_name(name)
     prepare_environment()
+    is_file = name == DEMO or name.lower().endswith(".gguf")
+    is_here = is_file or Path(name).expanduser().is_dir() or not hub_answers(name)
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging as transformers_logging
@@ -119,9 +124,12 @@ def load_model(
             dtype=getattr(torch, _DTYPES[dtype]),
             use_safetensors=True,
             trust_remote_code=trust_remote_code,
+            local_files_only=is_here,
             **cut,
         )
-        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(
+            source, trust_remote_code=trust_remote_code, local_files_only=is_here
+        )
         model = (model if cut else model.to(chosen)).eval()
     except LOAD_FAULTS as error:
         raise ModelError(f"{name}: cannot be loaded: {first_line(error)}") from error

@@ -17,9 +17,14 @@ from torch import Tensor
 
 from jfbatch.engine import attention
 from jfbatch.engine.attention import Span, StepLayout
+from jfbatch.engine.cpu_attention import can_attend
+from jfbatch.engine.elementwise import fuse_elementwise
 from jfbatch.engine.kv_cache import SlotPool
 from jfbatch.engine.linear import pack_linears
 from jfbatch.errors import ModelError
+
+KV_DTYPES = {"auto": None, "f32": torch.float32, "bf16": torch.bfloat16}
+"""What the KV storage may hold, by the names people give; auto is as Runner says."""
 
 # model_type of the architectures whose greedy tokens the tests compare with generate(). Others are
 # compared with their own attention once, at the start.
@@ -82,7 +87,7 @@ class Runner:
         self.layer_count: int = config.num_hidden_layers
         if kv_dtype is None:
             kv_dtype = torch.bfloat16 if self.dtype == torch.float32 else self.dtype
-        self.pool = self.pool_type(self.device, kv_dtype)
+        self.pool = self.pool_type(self.device, kv_dtype, keys_across=can_attend(self.device, kv_dtype))
         parameters = inspect.signature(model.forward).parameters
         self._selects_logits = "logits_to_keep" in parameters
         self._refuse_by_configuration(config)
@@ -93,6 +98,8 @@ class Runner:
         self._switch_attention()
         if pack:
             pack_linears(model)
+            if self.device.type == "cpu":
+                fuse_elementwise(model)
         self._prove(reference)
 
     def forward(self, segments: Sequence[Segment]) -> Tensor:

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from jfbatch.engine.kv_cache import SlotPool
 from jfbatch.engine.model import LoadedModel, check_tensor_parallel, load_model, set_threads
-from jfbatch.engine.runner import Runner, Segment
+from jfbatch.engine.runner import KV_DTYPES, Runner, Segment
 from jfbatch.errors import ModelError, UsageError
 
 _END, _FORWARD, _RESIZE, _COPY, _ERASE, _CLEAR = range(6)
@@ -42,6 +42,7 @@ class TensorParallelOrder:
     name: str
     device: str
     dtype: str
+    kv_dtype: str
     cache_dir: str
     trust_remote_code: bool
     threads: int
@@ -139,9 +140,9 @@ class LeadingRunner(Runner):
 
     pool_type = LeadingPool
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, kv_dtype: torch.dtype | None) -> None:
         self.channel: Channel | None = None  # while the model is proved, all processes do the same anyway
-        super().__init__(model, pack=False)
+        super().__init__(model, kv_dtype, pack=False)
 
     def lead(self, channel: Channel) -> None:
         """From now on followers hear of everything."""
@@ -166,7 +167,7 @@ class LeadingRunner(Runner):
 @torch.inference_mode()
 def follow(order: TensorParallelOrder) -> None:
     """Repeat what the leader announces, until it says that this is the end."""
-    runner = Runner(order.load().model, pack=False)
+    runner = Runner(order.load().model, KV_DTYPES[order.kv_dtype], pack=False)
     channel = Channel()
     changes: dict[int, Callable[..., None]] = {
         _RESIZE: runner.pool.resize,
@@ -227,7 +228,7 @@ class TensorParallelGroup:
     def load(self) -> tuple[LoadedModel, Runner]:
         """The model, and the runner that leads. Raises ModelError."""
         loaded = self._order.load()
-        runner = LeadingRunner(loaded.model)
+        runner = LeadingRunner(loaded.model, KV_DTYPES[self._order.kv_dtype])
         self._channel = Channel()
         runner.lead(self._channel)
         return loaded, runner

@@ -15,10 +15,13 @@ import sys
 import threading
 import time
 import warnings
+from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Literal
 
@@ -35,6 +38,7 @@ from jfbatch.grammar.backends.protocol import (
 from jfbatch.grammar.cache import GrammarCache
 from jfbatch.grammar.deadline import deadline
 from jfbatch.grammar.grammar import Grammar, JsonStyle, Objects
+from jfbatch.grammar.json_schema import Integers
 from jfbatch.grammar.kept import KeptKeys
 from jfbatch.grammar.stored import dump_grammar, load_grammar
 from jfbatch.grammar.vocabulary import Vocabulary
@@ -50,6 +54,7 @@ _FOREIGN_BYTES = 256 * 1024  # an estimate: other engines do not say what a gram
 _REFUSAL_BYTES = 4096  # with the pattern's job and future
 STACK_BYTES = 512 * 1024 * 1024  # of a compiling thread: virtual, touched only by deeply nested patterns
 RECURSION_LIMIT = 200_000
+_MOST_UNEXPLORED = 64
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,7 @@ class CompilerOptions:
     explore: float = 0.2  # seconds of looking ahead per pattern
     backend: BackendChoice = "fsm"  # for patterns that are submitted without one
     max_string: int | None = None  # most characters of a string that its schema lets be of any length
+    integers: Integers = "any"  # "int64": those that lack a bound keep to what a table column holds
     memory: int = 1 << 30  # bytes of ready grammars, past which those met longest ago are given up
 
 
@@ -97,14 +103,22 @@ class _Job:
 
 
 class Compiler:
-    """Compiles patterns in background threads; a context manager, which stores what grew at its end."""
+    """Compiles patterns in background threads; a context manager, which stores what grew at its end.
+
+    `span` times each pattern's work.
+    """
 
     def __init__(
-        self, vocabulary: Vocabulary, options: CompilerOptions, cache: GrammarCache | None = None
+        self,
+        vocabulary: Vocabulary,
+        options: CompilerOptions,
+        cache: GrammarCache | None = None,
+        span: Callable[[str], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         self.vocabulary = vocabulary
         self.options = options
         self.cache = cache
+        self.span = span
         self.statistics = CompilerStatistics()
         self.futures: dict[tuple[str, tuple[BackendName, ...]], Future[CompiledGrammar]] = {}
         # What became of a pattern (by fingerprint) with one backend: "auto" and "fsm" share it.
@@ -112,6 +126,9 @@ class Compiler:
         self.kept = KeptKeys(options.memory)
         self.lock = threading.Lock()
         self.queue: SimpleQueue[_Job | None] = SimpleQueue()
+        # Grammars to look ahead in, once no pattern waits; past the limit the oldest, whose rows run by now,
+        # are left to look at their states as they meet them.
+        self._unexplored: deque[tuple[_Job, CompiledGrammar]] = deque(maxlen=_MOST_UNEXPLORED)
         self.closing = threading.Event()
         self._backends: dict[BackendName, Backend] = {}
         self._opening = threading.Lock()
@@ -142,6 +159,7 @@ class Compiler:
         options = self.options
         parts = [FORMAT, kind, text, options.style, options.objects, str(options.strict)]
         parts += [str(options.max_string)] if options.max_string is not None else []
+        parts += [f"integers {options.integers}"] if options.integers != "any" else []
         parts.append(self.vocabulary.fingerprint)
         return hashlib.sha256(json.dumps(parts).encode("utf-8", "surrogatepass")).hexdigest()
 
@@ -176,15 +194,21 @@ class Compiler:
     def _work(self) -> None:
         sys.setrecursionlimit(max(sys.getrecursionlimit(), RECURSION_LIMIT))
         try:
-            warm_up()
+            with self.span("warm up"):
+                warm_up()
         except Exception:  # the thread must live: the patterns themselves say what is wrong, row by row
             logger.exception("warming up failed")
-        while (job := self.queue.get()) is not None and not self.closing.is_set():
+        while (work := self._next()) is not None and not self.closing.is_set():
+            job, ready = work
             started = time.perf_counter()
             survived = False
             try:
-                self._run(job)
-                self._make_room(job.key)
+                with self.span("compile"):
+                    if ready is None:
+                        self._run(job)
+                    else:
+                        self._look_ahead(job, ready)
+                    self._make_room(job.key)
                 survived = True
             finally:
                 if not survived:
@@ -192,6 +216,17 @@ class Compiler:
             with self.lock:
                 self.statistics.seconds += time.perf_counter() - started
         self.queue.put(None)  # for the next thread
+
+    def _next(self) -> tuple[_Job, CompiledGrammar | None] | None:
+        """The next pattern to compile, or a grammar to look ahead in while there is none; None at the end."""
+        try:
+            job = self.queue.get_nowait()
+        except Empty:
+            try:
+                return self._unexplored.popleft()
+            except IndexError:
+                job = self.queue.get()
+        return None if job is None else (job, None)
 
     def _bury(self, job: _Job) -> None:
         """This thread is dying: its pattern's rows get the reason, and another thread takes the queue."""
@@ -234,7 +269,7 @@ class Compiler:
             return
         if not isinstance(outcome, InvalidGrammar):
             self._settle(job, outcome)
-            self._look_ahead(job, outcome)
+            self._unexplored.append((job, outcome))
             return
         refused = _refused_too(job, outcome)
         if following := job.next(refused):
@@ -307,6 +342,7 @@ class Compiler:
             options.objects,
             options.strict,
             options.max_string,
+            options.integers,
         )
         grammar.matcher().token_mask()
         with self.lock:
@@ -357,7 +393,8 @@ class Compiler:
     def _look_ahead(self, job: _Job, grammar: CompiledGrammar) -> None:
         try:
             if isinstance(grammar, Grammar):
-                explore_ahead(grammar, self.options.explore, self.closing)
+                with self.span("look ahead"):
+                    explore_ahead(grammar, self.options.explore, self.closing)
             elif isinstance(grammar, ForeignGrammar):
                 grammar.prepare()
         except InvalidGrammar as error:
@@ -380,7 +417,7 @@ def candidates_of(
     """
     if choice != "auto":
         return (choice,)
-    if kind == "regex" and not _is_python_regex(text):
+    if kind not in backends.BACKENDS[FALLBACK].kinds or (kind == "regex" and not _is_python_regex(text)):
         return ("fsm",)
     return (
         ("fsm", FALLBACK)

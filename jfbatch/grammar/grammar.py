@@ -21,11 +21,12 @@ from jfbatch.grammar.automaton import Automaton
 from jfbatch.grammar.counted import leaf_of
 from jfbatch.grammar.ebnf import grammar_to_rules
 from jfbatch.grammar.expression import RuleSet
-from jfbatch.grammar.json_schema import CompiledSchema, schema_to_rules
+from jfbatch.grammar.json_schema import CompiledSchema, Integers, schema_to_rules
 from jfbatch.grammar.json_schema.python_types import schema_of
 from jfbatch.grammar.masks import MaskTable
 from jfbatch.grammar.program import Program, compile_program
 from jfbatch.grammar.regex import JSON_CHARACTER, RAW_UTF8, regex_to_expression
+from jfbatch.grammar.tags import reasoning_to_rules, tags_to_rules
 from jfbatch.grammar.vocabulary import Vocabulary
 
 JsonStyle = Literal["spaced", "compact", "pretty"]
@@ -66,30 +67,34 @@ class Grammar:
         objects: Objects = "closed",
         strict: bool = False,
         max_string: int | None = None,
+        integers: Integers = "any",
     ) -> Grammar:
         """The JSON texts a schema allows, in one fixed layout.
 
         `schema` is a JSON Schema, or a pydantic model or dataclass, whose schema is then taken.
         `objects` "closed" leaves undeclared properties out unless the schema asks for them, "open"
         lets them through wherever the specification does. `max_string` is the most characters of strings
-        that the schema lets be of any length. Raises UnsupportedSchema.
+        that the schema lets be of any length. `integers` "int64" holds integers that lack a bound to it.
+        Raises UnsupportedSchema, UsageError on an option that there is not.
         """
         with _collector_paused():
             compiled, program = compile_schema(
-                schema_of(schema), style, objects, strict, vocabulary.unwritten_bytes, max_string
+                schema_of(schema), style, objects, strict, _absent_bytes(vocabulary), max_string, integers
             )
         return Grammar(program, vocabulary, compiled.unenforced, compiled.warnings)
 
     @staticmethod
     def from_regex(pattern: str, vocabulary: Vocabulary) -> Grammar:
         """The texts that Python's re.fullmatch(pattern, text) accepts, as UTF-8. Raises InvalidGrammar."""
-        expression = regex_to_expression(pattern, dialect="python", alphabet=RAW_UTF8)
+        expression = regex_to_expression(
+            _text(pattern, "a regular expression"), dialect="python", alphabet=RAW_UTF8
+        )
         return Grammar(_program(RuleSet(expression), vocabulary), vocabulary)
 
     @staticmethod
     def from_choice(choices: Iterable[str], vocabulary: Vocabulary) -> Grammar:
         """Exactly one of the given texts. Raises InvalidGrammar if there is none."""
-        listed = [] if isinstance(choices, str) else list(choices)
+        listed = list(choices) if isinstance(choices, Iterable) and not isinstance(choices, str) else []
         if not listed or not all(isinstance(text, str) for text in listed):
             raise InvalidGrammar("a choice needs a list of at least one text")
         try:
@@ -101,7 +106,23 @@ class Grammar:
     @staticmethod
     def from_grammar(text: str, vocabulary: Vocabulary) -> Grammar:
         """The texts of a grammar file, in GBNF or Lark's syntax, as UTF-8. Raises InvalidGrammar."""
-        return Grammar(_program(grammar_to_rules(text), vocabulary), vocabulary)
+        return Grammar(_program(grammar_to_rules(_text(text, "a grammar")), vocabulary), vocabulary)
+
+    @staticmethod
+    def from_tags(
+        spec: str,
+        vocabulary: Vocabulary,
+        style: JsonStyle = "spaced",
+        objects: Objects = "closed",
+        strict: bool = False,
+        max_string: int | None = None,
+    ) -> Grammar:
+        """Free text with tags around JSON values (`tags.tags_to_rules`). Raises InvalidGrammar."""
+        with _collector_paused():
+            absent = vocabulary.unwritten_bytes
+            compiled = tags_to_rules(spec, style, objects, strict, absent, max_string)
+            program = _program(compiled.rules, vocabulary)
+        return Grammar(program, vocabulary, compiled.unenforced, compiled.warnings)
 
     @staticmethod
     def from_pattern(
@@ -112,18 +133,28 @@ class Grammar:
         objects: Objects = "closed",
         strict: bool = False,
         max_string: int | None = None,
+        integers: Integers = "any",
     ) -> Grammar:
-        """A pattern as rows carry it: its kind, and its text (JSON for a schema and a choice)."""
+        """A pattern as rows carry it: its kind, and its text (JSON for a schema, a choice and tags).
+
+        "reasoning" is what a model thinks before its output (`tags.reasoning_to_rules`).
+        """
+        _text(text, f"a pattern of kind {kind}")
         if kind == "schema":
-            return Grammar.from_json_schema(json.loads(text), vocabulary, style, objects, strict, max_string)
+            schema = json.loads(text)
+            return Grammar.from_json_schema(schema, vocabulary, style, objects, strict, max_string, integers)
         if kind == "regex":
             return Grammar.from_regex(text, vocabulary)
         if kind == "choice":
             return Grammar.from_choice(json.loads(text), vocabulary)
         if kind == "grammar":
             return Grammar.from_grammar(text, vocabulary)
+        if kind == "tags":
+            return Grammar.from_tags(text, vocabulary, style, objects, strict, max_string)
+        if kind == "reasoning":
+            return Grammar(_program(reasoning_to_rules(text), vocabulary), vocabulary)
         raise InvalidGrammar(
-            f"patterns of kind {kind!r} are not known: schema, regex, choice and grammar are"
+            f"patterns of kind {kind!r} are not known: schema, regex, choice, grammar and tags are"
         )
 
     @property
@@ -160,12 +191,15 @@ def compile_schema(
     strict: bool = False,
     absent_bytes: Iterable[int] = (),
     max_string: int | None = None,
+    integers: Integers = "any",
 ) -> tuple[CompiledSchema, Program]:
     """The rules of a schema and their program, before any vocabulary is looked at.
 
     Raises UnsupportedSchema, also where no value can satisfy the schema, and GrammarTooLarge.
     """
-    compiled = schema_to_rules(schema, style=style, objects=objects, strict=strict, max_string=max_string)
+    compiled = schema_to_rules(
+        schema, style=style, objects=objects, strict=strict, max_string=max_string, integers=integers
+    )
     try:
         return compiled, compile_program(compiled.rules, leaf_of, JSON_CHARACTER, absent_bytes)
     except NothingMatches:
@@ -187,8 +221,20 @@ def _collector_paused() -> Iterator[None]:
             gc.enable()
 
 
+def _text(value: Any, name: str) -> str:
+    if not isinstance(value, str):
+        raise InvalidGrammar(f"{name} must be text (str), not {type(value).__name__}")
+    return value
+
+
+def _absent_bytes(vocabulary: Vocabulary) -> frozenset[int]:
+    if not isinstance(vocabulary, Vocabulary):
+        raise TypeError(f"a Vocabulary is needed, not {type(vocabulary).__name__}: Vocabulary.from_tokenizer")
+    return vocabulary.unwritten_bytes
+
+
 def _program(rules: RuleSet, vocabulary: Vocabulary) -> Program:
-    return compile_program(rules, leaf_of, JSON_CHARACTER, vocabulary.unwritten_bytes)
+    return compile_program(rules, leaf_of, JSON_CHARACTER, _absent_bytes(vocabulary))
 
 
 class AutomatonMatcher:

@@ -180,14 +180,15 @@ def describe_file(path: str | Path) -> TokenizerDescription:
     )
 
 
-def spell(description: TokenizerDescription) -> list[bytes | None]:
+def spell(description: TokenizerDescription, markers: frozenset[str] = frozenset()) -> list[bytes | None]:
     """The bytes of every id, indexed by id; None where an id is never content.
 
     Never content are: ids without a piece; added tokens marked special; the tokenizer's own bos, eos,
     pad, unk and further special tokens and its end tokens; anything written <|...|>; added placeholders
     such as <unused7>; ordinary entries written like a tag that the chat template uses as a marker (a
     tokenizer converted from GGUF may list control tokens as ordinary entries); pieces of no bytes.
-    Other added tokens (runs of spaces, <table>, <think>) are their literal text.
+    Other added tokens (runs of spaces, <table>, <think>) are their literal text, and so are those that
+    `markers` names, whatever else they are, unless they end a text.
     """
     if any(description.affixes):
         raise ModelError(
@@ -213,6 +214,11 @@ def spell(description: TokenizerDescription) -> list[bytes | None]:
     for token_id in description.control_ids | description.end_ids:
         if 0 <= token_id < len(table):
             table[token_id] = None
+    named = [(piece, description.pieces[piece]) for piece in markers if piece in description.pieces]
+    named += [(token.content, token.id) for token in description.added if token.content in markers]
+    for text, token_id in named:
+        if token_id not in description.end_ids:
+            table[token_id] = text.encode()
     return table
 
 

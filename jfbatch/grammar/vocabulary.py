@@ -77,14 +77,17 @@ class Vocabulary:
         size: int | None = None,
         end_ids: Iterable[int] | None = None,
         control_ids: Iterable[int] = (),
+        markers: Iterable[str] = (),
     ) -> Vocabulary:
         """The vocabulary of a transformers fast tokenizer (or a `tokenizers.Tokenizer`).
 
         `size` is the logits' width (config.vocab_size), by default the tokenizer's own; `end_ids` the ids of
         generation_config.eos_token_id, by default the tokenizer's eos; `control_ids` further ids that are
-        never content. Raises ModelError on a tokenizer whose ids have no bytes of their own.
+        never content. `markers` are texts, such as <tool_call>, that outputs may hold: a token that is
+        written so is content, special or not. Raises ModelError on a tokenizer whose ids have no bytes of
+        their own.
         """
-        return cls._from_description(describe_tokenizer(tokenizer), size, end_ids, control_ids)
+        return cls._from_description(describe_tokenizer(tokenizer), size, end_ids, control_ids, markers)
 
     @classmethod
     def from_file(
@@ -136,8 +139,9 @@ class Vocabulary:
         size: int | None,
         end_ids: Iterable[int] | None,
         control_ids: Iterable[int],
+        markers: Iterable[str] = (),
     ) -> Vocabulary:
-        table = spell(description)
+        table = spell(description, frozenset(markers))
         for token_id in control_ids:
             if 0 <= token_id < len(table):
                 table[token_id] = None

@@ -7,8 +7,10 @@ The rules:
 * an object with declared properties and nothing else allowed is a struct, in the schema's order; an object
   that may have other keys (patternProperties, additionalProperties true or a schema, required names that
   are not declared, combinators that bring properties) is JSON text;
-* an integer is int64; where minimum, maximum or an enum value lies outside int64 it is decimal128(38, 0),
-  and string where such a bound has more than 38 digits;
+* an integer is int64; where a bound, an enum value or the step it must be a multiple of lies outside int64
+  it is decimal128(38, 0), and text where one has more than 38 digits. The grammar holds a side without a
+  bound to that type, so that no value is lost; where it does not (`any_integers`), an integer that lacks a
+  bound is text;
 * a number is double; a mix of integers and numbers too;
 * a value that its column cannot hold becomes null, and the row's `error` says so; `text` has it exactly.
 """
@@ -29,6 +31,7 @@ from jfbatch.rows.json_text import dump, is_utf8
 
 Notes = list[str]
 Convert = Callable[[Any, Notes], Any]
+Within = tuple[dict[str, Any], ...]
 
 MAXIMUM_DEPTH = 24
 MAXIMUM_LEAVES = 2000
@@ -58,13 +61,18 @@ class _DoesNotFit(Exception):
 
 
 def column_type(
-    schema: Any, arrow_dates: bool = False, open_objects: bool = False, path: str = "value"
+    schema: Any,
+    arrow_dates: bool = False,
+    open_objects: bool = False,
+    any_integers: bool = False,
+    path: str = "value",
 ) -> ColumnType:
     """The type for a JSON Schema (an object, or true/false). `path` names the column in notes.
 
     `open_objects`: an object without additionalProperties may have other keys than the declared ones.
+    `any_integers`: an integer that lacks a bound may be of any size.
     """
-    return _Builder(schema, arrow_dates, open_objects).build(schema, path, 0, ())
+    return _Builder(schema, arrow_dates, open_objects, any_integers).build(schema, path, 0, ())
 
 
 def json_type() -> ColumnType:
@@ -73,20 +81,21 @@ def json_type() -> ColumnType:
 
 
 class _Builder:
-    def __init__(self, root: Any, arrow_dates: bool, open_objects: bool) -> None:
+    def __init__(self, root: Any, arrow_dates: bool, open_objects: bool, any_integers: bool) -> None:
         self._root = root
+        self._any_integers = any_integers
         self._open = open_objects
         self._dates = arrow_dates
         self._leaves = 0
 
-    def build(self, schema: Any, path: str, depth: int, within: tuple[int, ...]) -> ColumnType:
-        """`within` are the identities of the schemas on the way here: meeting one again is recursion."""
+    def build(self, schema: Any, path: str, depth: int, within: Within) -> ColumnType:
+        """`within` are the schemas on the way here: meeting one again is recursion."""
         self._leaves += 1
         if not isinstance(schema, dict) or depth > MAXIMUM_DEPTH or self._leaves > MAXIMUM_LEAVES:
             return json_type()
-        if id(schema) in within:
+        if any(schema is outer for outer in within):
             return json_type()
-        within = (*within, id(schema))
+        within = (*within, schema)
         if "$ref" in schema or "$dynamicRef" in schema:
             target = self._resolve(schema.get("$ref"))
             return json_type() if target is None else self.build(target, path, depth, within)
@@ -121,7 +130,7 @@ class _Builder:
                 return None
         return target if reference == "#" or reference.startswith("#/") else None
 
-    def _untyped(self, schema: dict[str, Any], path: str, depth: int, within: tuple[int, ...]) -> ColumnType:
+    def _untyped(self, schema: dict[str, Any], path: str, depth: int, within: Within) -> ColumnType:
         """A schema without type: one branch of a combinator, or what its keywords speak of."""
         combinators = [name for name in ("anyOf", "oneOf", "allOf") if isinstance(schema.get(name), list)]
         if len(combinators) == 1 and not {"properties", "items", "prefixItems", "not", "if"} & set(schema):
@@ -133,7 +142,7 @@ class _Builder:
         return json_type()
 
     def _of_kind(
-        self, schema: dict[str, Any], kind: str, path: str, depth: int, within: tuple[int, ...]
+        self, schema: dict[str, Any], kind: str, path: str, depth: int, within: Within
     ) -> ColumnType:
         if kind == "object":
             return self._object(schema, path, depth, within)
@@ -142,14 +151,35 @@ class _Builder:
         if kind == "string":
             return _string(schema.get("format") if self._dates else None, path)
         if kind == "integer":
-            bounds = [
-                schema.get(name) for name in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
-            ]
-            return _integer([bound for bound in bounds if isinstance(bound, int | float)], path)
+            return self._integer(within, path)
         scalars = {"number": _NUMBER, "boolean": _BOOLEAN, "null": _NULL}
         return _scalar(*scalars[kind], path) if kind in scalars else json_type()
 
-    def _object(self, schema: dict[str, Any], path: str, depth: int, within: tuple[int, ...]) -> ColumnType:
+    def _integer(self, within: Within, path: str) -> ColumnType:
+        """The type of an integer with what it names, and what the schemas around it and joined to it do."""
+        named: list[int] = []
+        steps = [1]
+        seen: set[int] = set()
+        stack: list[Any] = list(within)
+        while stack:
+            schema = stack.pop()
+            if not isinstance(schema, dict) or id(schema) in seen:
+                continue
+            seen.add(id(schema))
+            named += [bound for bound in _bounds(schema) if bound is not None]
+            values = [*_listed(schema.get("enum")), schema.get("const")]
+            named += [value for value in values if isinstance(value, int)]
+            steps += _step(schema.get("multipleOf"))
+            stack.append(self._resolve(schema.get("$ref")))
+            for name in _COMBINATORS:
+                inner = schema.get(name)
+                stack += inner.values() if name == "dependentSchemas" and isinstance(inner, dict) else ()
+                stack += inner if isinstance(inner, list) else [inner]
+        if self._any_integers and None in _bounds(within[-1]):
+            return _scalar(*_EXACT_INTEGER, path)
+        return _integer([*named, math.lcm(*steps)], path)
+
+    def _object(self, schema: dict[str, Any], path: str, depth: int, within: Within) -> ColumnType:
         properties = schema.get("properties")
         if not isinstance(properties, dict) or not properties or not _closed(schema, properties, self._open):
             return json_type()
@@ -162,7 +192,7 @@ class _Builder:
             fields.append((name, self.build(inner, f"{path}.{name}", depth + 1, within)))
         return _struct(tuple(fields), path) if fields else json_type()
 
-    def _array(self, schema: dict[str, Any], path: str, depth: int, within: tuple[int, ...]) -> ColumnType:
+    def _array(self, schema: dict[str, Any], path: str, depth: int, within: Within) -> ColumnType:
         items = schema.get("items")
         first = schema.get("prefixItems")
         first = first if isinstance(first, list) else None
@@ -307,15 +337,44 @@ def _to_string(value: Any) -> str:
 _NUMBER = (pa.float64(), _to_double)
 _BOOLEAN = (pa.bool_(), _to_boolean)
 _NULL = (pa.null(), _to_null)
+_EXACT_INTEGER = (pa.string(), lambda value: str(_to_integer(value)))
 
 
-def _integer(bounds: list[int | float], path: str) -> ColumnType:
-    beyond = [int(bound) for bound in bounds if math.isfinite(bound) and int(bound) not in _INT64]
+def _bounds(schema: dict[str, Any]) -> tuple[int | None, int | None]:
+    """The least and the largest integer that a schema's own keywords allow, None where they do not say."""
+    least, most = _finite(schema.get("minimum")), _finite(schema.get("maximum"))
+    above, below = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
+    # Draft 4 says there only whether the bound itself is left out.
+    lows = [] if least is None else [math.floor(least) + 1 if above is True else math.ceil(least)]
+    highs = [] if most is None else [math.ceil(most) - 1 if below is True else math.floor(most)]
+    above, below = _finite(above), _finite(below)
+    lows += [] if above is None else [math.floor(above) + 1]
+    highs += [] if below is None else [math.ceil(below) - 1]
+    return max(lows, default=None), min(highs, default=None)
+
+
+def _finite(value: Any) -> int | float | None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if is_number and math.isfinite(value) else None
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _step(value: Any) -> list[int]:
+    """The integer that every integer which is a multiple of `value` is a multiple of, if there is one."""
+    step = _finite(value)
+    return [abs(Decimal(repr(step)).as_integer_ratio()[0])] if step else []
+
+
+def _integer(named: list[int], path: str) -> ColumnType:
+    beyond = [value for value in named if value not in _INT64]
     if not beyond:
         return _scalar(pa.int64(), _to_int64, path)
-    if all(-_DECIMAL_LIMIT < bound < _DECIMAL_LIMIT for bound in beyond):
+    if all(-_DECIMAL_LIMIT < value < _DECIMAL_LIMIT for value in beyond):
         return _scalar(pa.decimal128(38, 0), _to_decimal, path)
-    return _scalar(pa.string(), lambda value: str(_to_integer(value)), path)
+    return _scalar(*_EXACT_INTEGER, path)
 
 
 def _string(form: Any, path: str) -> ColumnType:

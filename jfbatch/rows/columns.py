@@ -28,6 +28,9 @@ _AFTER_VALUE = (
 FIXED = frozenset({name for name, _ in _BEFORE_VALUE + _AFTER_VALUE} | {"value"})
 """The names every table has; other columns that would clash get a prefix."""
 
+CALLS = pa.list_(pa.struct([("name", pa.string()), ("arguments", pa.string())]))
+"""Calls of tools; arguments are JSON text."""
+
 
 class Columns:
     """The columns of one job's table.
@@ -37,6 +40,8 @@ class Columns:
     "value.NAME". `keep` names input fields to carry along, as text: strings as they are, anything else as
     JSON; a name that another column has becomes "input.NAME". `arrow_dates` types date, date-time and
     time. `open_objects`: objects may have undeclared properties, and such objects are JSON text.
+    `any_integers`: integers that lack a bound may be of any size, and are text.
+    `reasoning` and `tool_calls`: whether there are columns for what was thought, and which tools were called.
     """
 
     def __init__(
@@ -46,24 +51,32 @@ class Columns:
         keep: Sequence[str] = (),
         arrow_dates: bool = False,
         open_objects: bool = False,
+        any_integers: bool = False,
+        reasoning: bool = False,
+        tool_calls: bool = False,
     ) -> None:
+        further = [("reasoning", pa.string())] if reasoning else []
+        further += [("tool_calls", CALLS)] if tool_calls else []
+        self.further = tuple(name for name, _ in further)
+        fixed = FIXED | {*self.further}
         self.pattern = pattern
         self.keep = tuple(dict.fromkeys(keep))
         self.value_type: ColumnType | None = None
         if pattern is not None and pattern.kind == "schema":
-            self.value_type = column_type(pattern.schema, arrow_dates, open_objects)
+            self.value_type = column_type(pattern.schema, arrow_dates, open_objects, any_integers)
         lifted = self.value_type.fields if flatten and self.value_type else ()
         self.lifted = tuple(
-            (name, f"value.{name}" if name in FIXED else name, inner) for name, inner in lifted
+            (name, f"value.{name}" if name in fixed else name, inner) for name, inner in lifted
         )
         values = [(column, inner.arrow) for _, column, inner in self.lifted] or [
             ("value", self.value_type.arrow if self.value_type else pa.string())
         ]
-        taken = FIXED | {column for column, _ in values}
+        taken = fixed | {column for column, _ in values}
         self.kept_columns = tuple(f"input.{name}" if name in taken else name for name in self.keep)
         self.arrow_schema = pa.schema(
             [
                 *_BEFORE_VALUE,
+                *further,
                 *values,
                 *_AFTER_VALUE,
                 *((column, pa.string()) for column in self.kept_columns),
@@ -81,6 +94,9 @@ class Columns:
         kinds = part.column("_is_json").to_pylist()
         notes: list[Notes] = [[] for _ in statuses]
         made = self._values(statuses, texts, kinds, notes)
+        if "tool_calls" in self.further:
+            calls = part.column("tool_calls").to_pylist()
+            made["tool_calls"] = pa.array([called and json.loads(called) for called in calls], CALLS)
         made.update(self._kept(part.column("_extra").to_pylist()))
         errors = part.column("error")
         if any(notes):

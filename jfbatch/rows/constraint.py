@@ -10,9 +10,24 @@ from typing import Any
 
 from jfbatch.rows.json_text import is_utf8, parse
 from jfbatch.rows.row import BACKENDS, Pattern, PatternKind, RowProblem
+from jfbatch.rows.tags import read_structural_tag
+from jfbatch.rows.tools import FIELDS as TOOL_FIELDS
+from jfbatch.rows.tools import read_tools
 
-FREE_OBJECT: dict[str, Any] = {"type": "object", "additionalProperties": True}
-"""What response_format json_object asks for: any JSON object."""
+_VALUE = {"$ref": "#/$defs/value"}
+FREE_OBJECT: dict[str, Any] = {
+    "type": "object",
+    "additionalProperties": _VALUE,
+    "$defs": {
+        "value": {
+            "type": ["object", "array", "string", "number", "boolean", "null"],
+            "additionalProperties": _VALUE,
+            "items": _VALUE,
+        }
+    },
+}
+"""What response_format json_object asks for: any JSON object. It says so at every depth, because objects
+have no undeclared keys (--objects closed) unless a schema describes them."""
 
 _PLAIN: dict[str, PatternKind] = {
     "schema": "schema",
@@ -29,8 +44,9 @@ _STRUCTURED: dict[str, PatternKind] = {
     "regex": "regex",
     "choice": "choice",
     "grammar": "grammar",
+    "structural_tag": "tags",
 }
-# These steer how an engine enforces a constraint; they are not constraints.
+# These steer how an engine enforces a constraint; they are not constraints (`read_options`).
 _GUIDED_OPTIONS = {"guided_decoding_backend", "guided_whitespace_pattern"}
 _STRUCTURED_OPTIONS = {
     "backend",
@@ -39,8 +55,20 @@ _STRUCTURED_OPTIONS = {
     "disable_additional_properties",
     "whitespace_pattern",
 }
+_VLLM_NAMES = {"guidance": "llguidance"}  # of backends that are called otherwise here
+_RESPONSE_FORMAT_KEYS = {"type", "json_schema", "schema"}
+_JSON_SCHEMA_KEYS = {"name", "description", "schema", "strict"}
 
-FIELDS = frozenset({*_PLAIN, "guided_json_object", "response_format", "structured_outputs"})
+FIELDS = frozenset(
+    {
+        *_PLAIN,
+        *TOOL_FIELDS,
+        *_GUIDED_OPTIONS,
+        "guided_json_object",
+        "response_format",
+        "structured_outputs",
+    }
+)
 """The row fields that this module reads (any other guided_* field is refused as unknown)."""
 
 
@@ -50,7 +78,9 @@ def read_pattern(fields: Mapping[str, Any], tabular: bool = False) -> Pattern | 
     A schema may be given as a value or as JSON text; from tables (`tabular`) only as text, because a
     table's struct column adds nulls for the keys that other rows have.
     """
-    found = list(_constraints(fields))
+    found = list(_constraints(fields, tabular))
+    if fields.get("tools") is None:
+        _tools(fields, tabular)  # a tool_choice without tools may be wrong
     if not found:
         return None
     if len(found) > 1:
@@ -63,19 +93,58 @@ def read_pattern(fields: Mapping[str, Any], tabular: bool = False) -> Pattern | 
     return pattern
 
 
-def read_backend(value: Any) -> str | None:
-    """The backend that a row asks for, or None. Raises RowProblem on one that is not known."""
-    if value is None or value in BACKENDS:
-        return None if value is None else str(value)
+def read_backend(fields: Mapping[str, Any], closed_objects: bool = True) -> str | None:
+    """The backend that a row asks for, or None: its `backend`, or vLLM's options, which have a say in it.
+
+    Raises RowProblem on a backend or an option that is not known, or that nobody here could fulfil.
+    """
+    outputs = fields.get("structured_outputs")
+    if isinstance(outputs, str):
+        outputs = parse_field("structured_outputs", outputs)
+    options = outputs if isinstance(outputs, dict) else {}
+    asked = {
+        "backend": fields.get("backend"),
+        "guided_decoding_backend": fields.get("guided_decoding_backend"),
+        "structured_outputs.backend": options.get("backend"),
+    }
+    named = {name: _backend(name, value) for name, value in asked.items() if value is not None}
+    if len(set(named.values())) > 1:
+        raise RowProblem(f"{' and '.join(named)} differ; keep one of them", field=_top([*named][-1]))
+    for name in ("structured_outputs.whitespace_pattern", "guided_whitespace_pattern"):
+        top, _, inner = name.partition(".")
+        if (options.get(inner) if inner else fields.get(top)) is not None:
+            raise RowProblem(f"{name} cannot be had: JSON is laid out as --json-style says", field=top)
+    switches = {name: _switch(name, options.get(name)) for name in _STRUCTURED_OPTIONS if "disable" in name}
+    if switches["disable_additional_properties"] and not closed_objects:
+        raise RowProblem(
+            "structured_outputs.disable_additional_properties cannot be had with --objects open",
+            field="structured_outputs",
+        )
+    backend = next(iter(named.values()), None)
+    return "fsm" if switches["disable_fallback"] and backend in (None, "auto") else backend
+
+
+def _backend(name: str, value: Any) -> str:
+    if name != "backend" and isinstance(value, str):
+        value = _VLLM_NAMES.get(value, value)
+    if isinstance(value, str) and value in BACKENDS:
+        return value
     shown = repr(value) if isinstance(value, str) else "that"
-    raise RowProblem(f"backend must be one of {', '.join(BACKENDS)}, not {shown[:40]}", field="backend")
+    raise RowProblem(f"{name} must be one of {', '.join(BACKENDS)}, not {shown[:40]}", field=_top(name))
+
+
+def _switch(name: str, value: Any) -> bool:
+    """One of vLLM's options that are true or false. There is never free white space here."""
+    if value is not None and not isinstance(value, bool):
+        raise RowProblem(f"structured_outputs.{name} must be true or false", field="structured_outputs")
+    return bool(value)
 
 
 def _top(name: str) -> str:
     return name.split(".", 1)[0]
 
 
-def _constraints(fields: Mapping[str, Any]) -> Iterator[tuple[str, PatternKind, Any]]:
+def _constraints(fields: Mapping[str, Any], tabular: bool) -> Iterator[tuple[str, PatternKind, Any]]:
     """(name as written, kind, value) of every constraint that is present and not null."""
     for name, value in fields.items():
         if value is None:
@@ -83,6 +152,9 @@ def _constraints(fields: Mapping[str, Any]) -> Iterator[tuple[str, PatternKind, 
         kind = _PLAIN.get(name)
         if kind is not None:
             yield name, kind, value
+        elif name == "tools":
+            if (tools := _tools(fields, tabular)) is not None:
+                yield name, "tools", tools
         elif name == "response_format":
             yield from _response_format(value)
         elif name == "structured_outputs":
@@ -96,6 +168,19 @@ def _constraints(fields: Mapping[str, Any]) -> Iterator[tuple[str, PatternKind, 
             raise RowProblem(f"unknown constraint {name}", field=name)
 
 
+def _tools(fields: Mapping[str, Any], tabular: bool) -> Pattern | None:
+    """The tools of a row, JSON texts read; None where none may be called."""
+    parsed = {}
+    for name in ("tools", "tool_choice"):
+        value = fields.get(name)
+        if isinstance(value, str) and value[:1] in ("[", "{", '"'):
+            value = parse_field(name, value)
+        elif tabular and isinstance(value, list | dict):
+            raise RowProblem(f"{name} from a table must be JSON text", field=name)
+        parsed[name] = value
+    return read_tools(fields, parsed)
+
+
 def _response_format(value: Any) -> Iterator[tuple[str, PatternKind, Any]]:
     field = "response_format"
     if isinstance(value, str):
@@ -103,18 +188,28 @@ def _response_format(value: Any) -> Iterator[tuple[str, PatternKind, Any]]:
     if not isinstance(value, dict) or not isinstance(value.get("type"), str):
         raise RowProblem('response_format must be an object with a "type"', field=field)
     form = value["type"]
+    _refuse_unknown(field, value, _RESPONSE_FORMAT_KEYS)
     if form == "text":
         return
     if form == "json_schema":
         inner = value.get("json_schema")
         if not isinstance(inner, dict) or inner.get("schema") is None:
             raise RowProblem("response_format json_schema has no json_schema.schema", field=field)
+        _refuse_unknown(f"{field}.json_schema", inner, _JSON_SCHEMA_KEYS)
         yield "response_format.json_schema", "schema", inner["schema"]
+    elif form == "structural_tag":
+        yield "response_format.structural_tag", "tags", value
     elif form == "json_object":
         schema = value.get("schema")
         yield "response_format.json_object", "schema", FREE_OBJECT if schema is None else schema
     else:
         raise RowProblem(f"unknown constraint response_format.{form}", field=field)
+
+
+def _refuse_unknown(name: str, value: Mapping[str, Any], known: set[str]) -> None:
+    for key, inner in value.items():
+        if key not in known and inner is not None:
+            raise RowProblem(f"unknown key {name}.{key}", field=_top(name))
 
 
 def _structured_outputs(value: Any) -> Iterator[tuple[str, PatternKind, Any]]:
@@ -138,6 +233,13 @@ def _structured_outputs(value: Any) -> Iterator[tuple[str, PatternKind, Any]]:
 
 def _pattern(name: str, kind: PatternKind, value: Any, tabular: bool) -> Pattern:
     field = _top(name)
+    if isinstance(value, Pattern):
+        return value
+    if kind == "tags":
+        try:
+            return read_structural_tag(name, parse_field(name, value) if isinstance(value, str) else value)
+        except RowProblem as problem:
+            raise RowProblem(problem.reason, field, problem.column) from None
     if kind == "schema":
         if isinstance(value, str):
             value = parse_field(name, value)

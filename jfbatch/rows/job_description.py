@@ -27,10 +27,20 @@ class JobDescription:
     flatten: bool = False
     arrow_dates: bool = False
     open_objects: bool = False
+    any_integers: bool = False
 
-    def columns(self, pattern: Pattern | None) -> Columns:
+    def columns(self, pattern: Pattern | None, reasoning: bool = False, tool_calls: bool = False) -> Columns:
         """The table's columns, `pattern` being what all rows share."""
-        return Columns(pattern, self.flatten, self.reader.keep, self.arrow_dates, self.open_objects)
+        return Columns(
+            pattern,
+            self.flatten,
+            self.reader.keep,
+            self.arrow_dates,
+            self.open_objects,
+            self.any_integers,
+            reasoning,
+            tool_calls,
+        )
 
     def as_json(self) -> Mapping[str, Any]:
         """The description as JSON values."""

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -35,7 +35,8 @@ _LENGTH = struct.Struct("<Q")
 class Journal:
     """The header: the run's settings, the table's format, kept columns and layout, its rows and statuses.
 
-    `parts` is the number of the last part that went into it; `table` identifies the table it belongs to.
+    `parts` is the number of the last part that went into it; `table` identifies the table it belongs to;
+    `further` are the columns that only some tables have (columns.Columns.further).
     """
 
     fingerprint: Mapping[str, str]
@@ -46,6 +47,7 @@ class Journal:
     parts: int
     table: str = ""
     statuses: Mapping[str, int] = field(default_factory=dict)
+    further: Sequence[str] = ()
 
 
 def table_identity(path: Path) -> str:

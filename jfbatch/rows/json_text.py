@@ -22,7 +22,28 @@ _STRING = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?'
 _BRACKETS = re.compile(_STRING + r"|([\[{])|([\]}])", re.DOTALL)
 _CONSTANTS = re.compile(_STRING + r"|(NaN|-?Infinity)", re.DOTALL)
 _NUMBERS = re.compile(_STRING + r"|(-?[0-9][0-9.eE+-]*)", re.DOTALL)
+_KEYS_AND_BRACKETS = re.compile(rf"({_STRING})\s*:|{_STRING}|([\[{{])|([\]}}])", re.DOTALL)
 _ESCAPES = re.compile(r"\\(?:u([0-9a-fA-F]{4})|.)", re.DOTALL)
+
+
+class RepeatedKey(ValueError):
+    """A key that stands twice in one object."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"the key {key!r} appears twice in one object")
+        self.key = key
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An `object_pairs_hook` for json.loads. Raises RepeatedKey, where Python would take the last."""
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise RepeatedKey(key)
+            seen.add(key)
+    return value
 
 
 class _Refused(Exception):
@@ -38,6 +59,8 @@ def parse(text: str) -> Any:
         raise RowProblem(f"not JSON: {_plain(error.msg)}", column=error.pos + 1) from None
     except _Refused:
         raise _refusal(text) from None
+    except RepeatedKey as error:
+        raise RowProblem(printable(str(error)), column=_column_of_repeated_key(text)) from None
 
 
 def check_nesting(text: str) -> None:
@@ -52,6 +75,26 @@ def check_nesting(text: str) -> None:
                 raise RowProblem(f"nested deeper than {MAXIMUM_NESTING} levels", column=found.start() + 1)
         elif found.group(2):
             depth -= 1
+
+
+def _column_of_repeated_key(text: str) -> int | None:
+    """The column where a key stands for the second time in its object, of the first object that ends."""
+    keys: list[set[str]] = []
+    repeated: list[int | None] = []
+    for found in _KEYS_AND_BRACKETS.finditer(text):
+        if found.group(2):
+            keys.append(set())
+            repeated.append(None)
+        elif found.group(3):
+            keys.pop()
+            if (column := repeated.pop()) is not None:
+                return column
+        elif found.group(1):
+            key = json.loads(found.group(1))
+            if key in keys[-1] and repeated[-1] is None:
+                repeated[-1] = found.start() + 1
+            keys[-1].add(key)
+    return None
 
 
 def column_of_lone_surrogate(text: str) -> int | None:
@@ -134,4 +177,10 @@ def _refusal(text: str) -> RowProblem:
 
 
 # Strict: control characters inside strings are refused, as JSON has it.
-_DECODER = json.JSONDecoder(parse_int=_integer, parse_float=_float, parse_constant=_constant, strict=True)
+_DECODER = json.JSONDecoder(
+    parse_int=_integer,
+    parse_float=_float,
+    parse_constant=_constant,
+    object_pairs_hook=unique_keys,
+    strict=True,
+)

@@ -118,10 +118,13 @@ def part_name(number: int) -> str:
     return f"part-{number:06d}.parquet"
 
 
+# Files are opened here, as pyarrow takes no name that is not UTF-8.
+
+
 def read_part(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
     """A part's rows. Raises OutputError on a damaged one."""
     try:
-        with pq.ParquetFile(path, page_checksum_verification=True, memory_map=False) as file:
+        with open(path, "rb") as stream, pq.ParquetFile(stream, page_checksum_verification=True) as file:
             return file.read(columns=list(columns) if columns else None, use_threads=False)
     except (OSError, pa.ArrowException) as error:
         reason = " ".join(str(error).split())[:200]
@@ -130,10 +133,17 @@ def read_part(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
         ) from None
 
 
+def has_values(path: Path, column: str) -> bool:
+    """Whether any row of a whole part has something in a column."""
+    with pq.ParquetFile(path) as file:
+        values = file.read(columns=[column], use_threads=False).column(0)
+    return bool(values.null_count < len(values))
+
+
 def read_records(path: Path) -> tuple[NDArray[Any], int] | None:
     """(finished.RECORD[rows], bytes unpacked) of a part; None, with a warning, where it is not whole."""
     try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        with open(path, "rb") as stream, pq.ParquetFile(stream, page_checksum_verification=True) as file:
             if file.schema_arrow.remove_metadata() != PART_SCHEMA:
                 raise pa.ArrowInvalid("not a part of this version")
             table = file.read(columns=_KEY_COLUMNS, use_threads=False)

@@ -12,7 +12,12 @@ from typing import Any
 from jinja2 import TemplateError
 
 from jfbatch.errors import UsageError
+from jfbatch.rows.json_text import parse
 from jfbatch.rows.row import Row, RowProblem
+from jfbatch.rows.tools import ToolFormat, described, format_in, takes_tools, tools_of
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+"""Who may speak in a chat. A template would write any other name into the prompt, a misspelt one too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +32,18 @@ class PromptRenderer:
     """Renders rows for one tokenizer (a transformers tokenizer) and one set of prompt settings.
 
     `system` is put before rows that have no system message of their own. `raw` takes a prompt as it is,
-    with just the tokens that the tokenizer itself adds (such as a begin-of-text token).
+    with just the tokens that the tokenizer itself adds (such as a begin-of-text token). `tool_format` is how
+    calls of tools are written, by default as the chat template shows them.
     Raises UsageError where the tokenizer has no chat template and `raw` is off, or `raw` meets `system`.
     """
 
-    def __init__(self, tokenizer: Any, system: str | None = None, raw: bool = False) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        system: str | None = None,
+        raw: bool = False,
+        tool_format: ToolFormat | None = None,
+    ) -> None:
         if raw and system is not None:
             raise UsageError("a system text needs the chat template: give either --system or --raw")
         if not raw and not getattr(tokenizer, "chat_template", None):
@@ -41,6 +53,13 @@ class PromptRenderer:
         self._tokenizer = tokenizer
         self._system = system
         self._raw = raw
+        self._template = "" if raw else chat_template(tokenizer)
+        self.tool_format = tool_format or format_in(self._template)
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """The texts around tool calls that a vocabulary may hold as special tokens."""
+        return tuple(self.tool_format.markers) if self.tool_format else ()
 
     def text(self, row: Row) -> str:
         """The prompt's text. Raises RowProblem where the row does not fit the template or the raw mode."""
@@ -50,11 +69,26 @@ class PromptRenderer:
                     "messages need the chat template: give a prompt, or leave out --raw", "messages"
                 )
             return row.prompt
-        messages = row.messages or [{"role": "user", "content": row.prompt or ""}]
+        messages: list[dict[str, Any]] = row.messages or [{"role": "user", "content": row.prompt or ""}]
         if self._system is not None and messages[0]["role"] != "system":
             messages = [{"role": "system", "content": self._system}, *messages]
+        tools = list(tools_of(row.pattern)) if row.pattern is not None and row.pattern.kind == "tools" else []
+        if tools and self.tool_format is None:
+            raise RowProblem(
+                "the model's chat template shows tools in an unknown form: give it with --tool-format",
+                "tools",
+            )
+        if tools and self.tool_format is not None and not takes_tools(self._template):
+            messages = _with_system(messages, described(tools, self.tool_format))
+            tools = []
+        if "tool_calls" not in self._template and any("tool_calls" in message for message in messages):
+            raise RowProblem(
+                "the model's chat template has no place for messages with tool_calls", "messages"
+            )
         try:
-            text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            text = self._tokenizer.apply_chat_template(
+                messages, tools=tools or None, tokenize=False, add_generation_prompt=True
+            )
         except TemplateError as error:
             reason = f"the model's chat template refuses the messages: {' '.join(str(error).split())}"
             raise RowProblem(reason, "messages") from None
@@ -89,28 +123,69 @@ class PromptRenderer:
         return results
 
 
-def read_messages(value: Any) -> list[dict[str, str]]:
-    """Chat messages as [{"role", "content"}], all text. Raises RowProblem naming the message at fault.
+def chat_template(tokenizer: Any) -> str:
+    """The text of a tokenizer's chat templates, "" where it has none."""
+    template = getattr(tokenizer, "chat_template", None) or ""
+    return template if isinstance(template, str) else "\n".join(map(str, dict(template).values()))
 
-    A content given as parts is joined by newlines; parts other than text are refused.
+
+def _with_system(messages: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
+    """The messages with `text` at the end of their system message."""
+    if messages[0]["role"] != "system":
+        return [{"role": "system", "content": text}, *messages]
+    first = messages[0]
+    return [{**first, "content": f"{first['content']}\n\n{text}"}, *messages[1:]]
+
+
+def read_messages(value: Any) -> list[dict[str, Any]]:
+    """Chat messages as [{"role", "content"}], both text. Raises RowProblem naming the message at fault.
+
+    A content given as parts is joined by newlines; parts other than text are refused. What belongs to tools
+    stays: `tool_calls` (whose arguments, JSON text in OpenAI's form, are read: chat templates want values),
+    `tool_call_id` and `name`.
     """
     if not isinstance(value, list) or not value:
         raise RowProblem("messages must be a list of at least one message", "messages")
     return [_message(number, message) for number, message in enumerate(value)]
 
 
-def _message(number: int, message: Any) -> dict[str, str]:
+def _message(number: int, message: Any) -> dict[str, Any]:
     name = f"messages[{number}]"
     if not isinstance(message, dict):
         raise RowProblem(f'{name} must be an object with "role" and "content"', "messages")
     role, content = message.get("role"), message.get("content")
-    if not isinstance(role, str) or not role:
-        raise RowProblem(f"{name}.role must be text", "messages")
+    if role not in ROLES:
+        shown = repr(role)[:40] if isinstance(role, str) else "a value that is not text"
+        raise RowProblem(f"{name}.role must be one of {', '.join(ROLES)}, not {shown}", "messages")
+    calls = message.get("tool_calls")
+    if calls and content is None:
+        content = ""
     if isinstance(content, list):
         content = "\n".join(_part(f"{name}.content[{index}]", part) for index, part in enumerate(content))
     if not isinstance(content, str):
         raise RowProblem(f"{name}.content must be text or a list of text parts", "messages")
-    return {"role": role, "content": content}
+    read: dict[str, Any] = {"role": role, "content": content}
+    if calls:
+        if not isinstance(calls, list):
+            raise RowProblem(f"{name}.tool_calls must be a list", "messages")
+        read["tool_calls"] = [_call(f"{name}.tool_calls[{index}]", call) for index, call in enumerate(calls)]
+    for field in ("tool_call_id", "name"):
+        if isinstance(message.get(field), str):
+            read[field] = message[field]
+    return read
+
+
+def _call(name: str, call: Any) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise RowProblem(f'{name} must have a "function" with "name" and "arguments"', "messages")
+    arguments = function.get("arguments", {})
+    if isinstance(arguments, str):
+        try:
+            arguments = parse(arguments)
+        except RowProblem as problem:
+            raise RowProblem(f"{name}.function.arguments: {problem.reason}", "messages") from None
+    return {**call, "type": "function", "function": {"name": function["name"], "arguments": arguments}}
 
 
 def _part(name: str, part: Any) -> str:

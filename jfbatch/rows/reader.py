@@ -35,6 +35,7 @@ class ReaderOptions:
     `prompt_column`, `schema_column` and `id_column` name the fields to use in place of prompt, schema and id.
     `duplicate_ids`: "refuse" makes later rows with the same id invalid_input, "keep" runs them too.
     `exclude`: files and directories that a glob or an input directory must not give, such as the output.
+    `open_objects`: the run lets undeclared properties through.
     """
 
     keep: tuple[str, ...] = ()
@@ -44,6 +45,7 @@ class ReaderOptions:
     id_column: str | None = None
     duplicate_ids: str = "refuse"
     exclude: tuple[str, ...] = field(default=())
+    open_objects: bool = False
 
 
 def check_inputs(inputs: Sequence[str], options: ReaderOptions | None = None) -> list[str]:
@@ -199,7 +201,7 @@ class _RowReader:
         values["max_tokens"] = _max_tokens(inner)
         values["temperature"] = _temperature(inner.get("temperature"))
         values["seed"] = _whole("seed", inner.get("seed"), -(2**63), 2**63 - 1)
-        values["backend"] = constraint.read_backend(inner.get("backend"))
+        values["backend"] = constraint.read_backend(inner, not options.open_objects)
         values["content"] = _content(values)
 
 

@@ -40,13 +40,16 @@ PART_SCHEMA = pa.schema(
         pa.field("row", pa.int64(), nullable=False),
         pa.field("status", pa.string(), nullable=False),
         pa.field("text", pa.string()),
+        pa.field("reasoning", pa.string()),
+        pa.field("tool_calls", pa.string()),
         pa.field("error", pa.string()),
         *(pa.field(name, pa.int64()) for name in COUNTERS),
         pa.field("backend", pa.string()),
         pa.field("_extra", pa.string()),
     ]
 )
-"""Columns of a part. `_key` is the digest of the row's key, `_extra` a JSON object of the kept fields."""
+"""Columns of a part. `_key` is the digest of the row's key, `_extra` a JSON object of the kept fields,
+`tool_calls` a JSON list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,9 @@ class RowResult:
     """The outcome of one row.
 
     `text` is the output; `is_json` says whether it is a JSON document (the row had a schema) or plain text.
+    `reasoning` is what the model thought before it, None where it did not; `tool_calls` the calls of tools
+    in it as JSON, [{"name", "arguments"}, ...] with arguments as JSON text, None in rows without tools: text
+    is then what stands around them.
     `key`, `content`, `index`, `line`, `id` and `extra` are the row's own. Counters and
     `backend`, which made the row's grammar, are None where the row never reached the engine.
     """
@@ -73,6 +79,8 @@ class RowResult:
     jumped_tokens: int | None = None
     forward_passes: int | None = None
     backend: str | None = None
+    reasoning: str | None = None
+    tool_calls: str | None = None
     extra: dict[str, Any] = field(default_factory=dict)
 
     @staticmethod
@@ -82,6 +90,8 @@ class RowResult:
         text: str | None = None,
         error: str | None = None,
         backend: str | None = None,
+        reasoning: str | None = None,
+        tool_calls: str | None = None,
         **counters: int,
     ) -> RowResult:
         """The result of `row`; `counters` are the five counters by name."""
@@ -98,6 +108,8 @@ class RowResult:
             is_json=row.pattern is not None and row.pattern.kind == "schema",
             error=error,
             backend=backend,
+            reasoning=reasoning,
+            tool_calls=tool_calls,
             extra=row.extra,
             **counters,
         )
@@ -126,6 +138,8 @@ def part_table(results: Sequence[RowResult]) -> pa.Table:
         "row": [result.index for result in results],
         "status": [result.status for result in results],
         "text": [_utf8(result.text) for result in results],
+        "reasoning": [_utf8(result.reasoning) for result in results],
+        "tool_calls": [_utf8(result.tool_calls) for result in results],
         "error": [_utf8(result.error) for result in results],
         **{name: [getattr(result, name) for result in results] for name in COUNTERS},
         "backend": [result.backend for result in results],

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
-PatternKind = Literal["schema", "regex", "choice", "grammar"]
+PatternKind = Literal["schema", "regex", "choice", "grammar", "tags", "tools"]
 BACKENDS = ("auto", "fsm", "llguidance", "xgrammar", "outlines")
 """What a row's `backend` may be: who makes its grammar."""
 
@@ -31,7 +31,8 @@ class Pattern:
     """What an output must obey.
 
     `text` is the regular expression or grammar as given; for a schema and a choice it is compact JSON
-    with the keys in the order in which they were written, because that order is the output's order.
+    with the keys in the order in which they were written, because that order is the output's order. "tags"
+    (tags.py) and "tools" (tools.py, which become tags once the model is known) are JSON as well.
     """
 
     kind: PatternKind
@@ -77,7 +78,7 @@ class Row:
     the same key with another content is a changed row. `extra` has the fields that `keep` names and the
     row has. `backend` is one of BACKENDS where the row chooses. Where `error` is set the row is
     invalid_input, and prompt, messages and pattern mean nothing. Otherwise exactly one of `prompt` and
-    `messages` ([{"role", "content"}, ...], all text) is set.
+    `messages` ([{"role", "content"}, ...]; see prompt.read_messages) is set.
     """
 
     index: int
@@ -87,7 +88,7 @@ class Row:
     content: bytes
     id: str | None = None
     prompt: str | None = None
-    messages: list[dict[str, str]] | None = None
+    messages: list[dict[str, Any]] | None = None
     pattern: Pattern | None = None
     max_tokens: int | None = None
     temperature: float | None = None

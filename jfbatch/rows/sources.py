@@ -100,7 +100,7 @@ def check_columns(name: str, wanted: Sequence[str], flag: str) -> None:
             with _open(name) as stream:
                 columns: list[str] = next(iter(_csv_reader(name, stream)), [])
         elif suffix == ".parquet":
-            with pq.ParquetFile(name) as table:
+            with open(name, "rb") as file, pq.ParquetFile(file) as table:
                 columns = list(table.schema_arrow.names)
         elif os.access(name, os.R_OK):
             return
@@ -219,7 +219,7 @@ def _csv_fields(header: list[str], cells: list[str], wanted: set[str]) -> dict[s
 
 def _parquet_records(name: str, columns: Sequence[str]) -> Iterator[Record]:
     """Rows of a Parquet file; `line` counts its rows from 1."""
-    with pq.ParquetFile(name) as table:
+    with open(name, "rb") as file, pq.ParquetFile(file) as table:
         present = [column for column in table.schema_arrow.names if column in set(columns)]
         number = 0
         for batch in table.iter_batches(batch_size=_PARQUET_BATCH_ROWS, columns=present):

@@ -30,6 +30,7 @@ from jfbatch.rows.parts import (
     FORMAT_VERSION,
     WAITING_JOURNAL,
     PartDirectory,
+    has_values,
     part_name,
     read_records,
 )
@@ -119,6 +120,7 @@ class Store:
         self._finished_rows = FinishedRows()
         self._base: Journal | None = None
         self._broken = False
+        self.has_reasoning = False  # whether any result says what the model thought
         if output.is_dir():
             raise UsageError(f"{output} is a directory: name a file to write")
         self._lock = self._lock_output(overwrite)
@@ -200,6 +202,7 @@ class Store:
         in_table = self._base.parts if self._base else 0
         self._load_parts([path for number, path in numbered if number <= in_table], self._finished_rows)
         if self._base is not None:
+            self.has_reasoning |= "reasoning" in self._base.further
             with self._reading_base() as records:
                 self._finished_rows.add(records, _BASE)
         self._load_parts([path for number, path in numbered if number > in_table], self._finished_rows)
@@ -211,6 +214,7 @@ class Store:
             found = read_records(path)
             if found is not None:
                 records, size = found
+                self.has_reasoning = self.has_reasoning or has_values(path, "reasoning")
                 into.add(records, self._files.add(path, len(records), size))
 
     # --- while rows run ------------------------------------------------------------------------------
@@ -249,7 +253,9 @@ class Store:
             self._pending_since = time.monotonic()
         self._pending[result.index] = result
         self._statuses[result.status] += 1
-        self._pending_bytes += len(result.text or "") + len(result.error or "") + 200
+        self.has_reasoning |= result.reasoning is not None
+        told = (result.text, result.reasoning, result.tool_calls, result.error)
+        self._pending_bytes += sum(len(text or "") for text in told) + 200
         self._pending_bytes += sum(len(str(value)) for value in result.extra.values())
         self.commit_if_due()
 
@@ -328,7 +334,9 @@ class Store:
         sources, rows = self._unpack_base(sources, rows)
         kept = dict(zip(columns.keep, columns.kept_columns, strict=True))
         parts = self._next_number - 1
-        header = Journal(self._fingerprint, self._format, kept, layout, len(sources), parts)
+        header = Journal(
+            self._fingerprint, self._format, kept, layout, len(sources), parts, further=columns.further
+        )
         settings = TableSettings(
             columns, self._fingerprint, self._fingerprint.get("model", ""), self._created
         )
@@ -360,7 +368,7 @@ class Store:
         if self._base is None or not from_base.any():
             return sources, rows
         with self._reading_base() as records:
-            tables = read_table(self.output, self._base.format, self._base.kept)
+            tables = read_table(self.output, self._base.format, self._base.kept, self._base.further)
             base_sources, base_rows = unpack_table(tables, records, self._directory, self._files)
         positions = rows[from_base]
         sources[from_base], rows[from_base] = base_sources[positions], base_rows[positions]

@@ -7,7 +7,7 @@ finished table can be continued.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -25,6 +25,7 @@ TableFormat = Literal["parquet", "jsonl", "openai"]
 
 _SLICE_ROWS = 4096
 _PLAIN = ("id", "row", "status", "text", "error", *COUNTERS, "backend")
+_FURTHER = ("reasoning", "tool_calls")  # in tables of models that think, and of rows with tools
 _SUFFIXES: dict[str, TableFormat] = {".parquet": "parquet", ".jsonl": "jsonl", ".ndjson": "jsonl"}
 
 
@@ -114,6 +115,10 @@ def _json_line(row: dict[str, Any], settings: TableSettings) -> str:
     columns = settings.columns
     value = value_json(row["status"], row["text"], row["_is_json"])
     members = {name: dump(row[name]) for name in _PLAIN[:4]}
+    further = {name: row[name] for name in columns.further}
+    if further.get("tool_calls") is not None:
+        further["tool_calls"] = json.loads(further["tool_calls"])
+    members.update({name: dump(value) for name, value in further.items()})
     if columns.lifted:
         parsed = parse_output(value) if value is not None else {}
         members.update({column: dump(parsed.get(name)) for name, column, _ in columns.lifted})
@@ -136,7 +141,16 @@ def _openai_line(row: dict[str, Any], settings: TableSettings) -> str:
         error = {"code": row["status"], "message": row["error"] or row["status"]}
     else:
         finish = "stop" if row["status"] == "ok" else "length"
-        message = {"role": "assistant", "content": row["text"]}
+        message: dict[str, Any] = {"role": "assistant", "content": row["text"]}
+        if row["reasoning"] is not None:
+            message["reasoning_content"] = row["reasoning"]
+        if row["tool_calls"] is not None and (calls := json.loads(row["tool_calls"])):
+            message["content"] = row["text"] or None
+            message["tool_calls"] = [
+                {"id": f"{name}-call-{number}", "type": "function", "function": call}
+                for number, call in enumerate(calls)
+            ]
+            finish = "tool_calls" if row["status"] == "ok" else finish
         prompt, completion = row["prompt_tokens"] or 0, row["completion_tokens"] or 0
         body = {
             "id": name,
@@ -152,6 +166,7 @@ def _openai_line(row: dict[str, Any], settings: TableSettings) -> str:
         }
         response = {"status_code": 200, "request_id": name, "body": body}
     ours = {field: row[field] for field in _PLAIN if field not in ("id", "text")}
+    ours.update({name: row[name] for name in settings.columns.further})
     if row["_extra"]:
         ours["extra"] = json.loads(row["_extra"])
     if response is None and row["text"] is not None:
@@ -160,33 +175,44 @@ def _openai_line(row: dict[str, Any], settings: TableSettings) -> str:
     return dump({**line, "jfbatch": ours})
 
 
-def read_table(path: Path, form: TableFormat, kept: Mapping[str, str]) -> Iterator[pa.Table]:
+def read_table(
+    path: Path, form: TableFormat, kept: Mapping[str, str], further: Sequence[str] = ()
+) -> Iterator[pa.Table]:
     """The rows of a finished table, a few thousand at a time, with the columns of PART_SCHEMA that it has.
 
-    `kept` gives the column of each kept field. Raises OSError, ValueError or pa.ArrowException on damage.
+    `kept` gives the column of each kept field, `further` are Columns.further. Raises OSError, ValueError or
+    pa.ArrowException on damage.
     """
     if form == "parquet":
-        with pq.ParquetFile(path) as file:
-            for batch in file.iter_batches(_SLICE_ROWS, columns=[*_PLAIN, *kept.values()]):
-                yield _as_part(batch.to_pylist(), kept)
+        with open(path, "rb") as stream, pq.ParquetFile(stream) as file:
+            for batch in file.iter_batches(_SLICE_ROWS, columns=[*_PLAIN, *further, *kept.values()]):
+                yield _as_part(batch.to_pylist(), kept, further)
         return
     with open(path, "rb") as lines:
         while chunk := [json.loads(line) for line in islice(lines, _SLICE_ROWS)]:
-            yield _as_part(chunk if form == "jsonl" else [_from_openai(line) for line in chunk], kept)
+            rows = chunk if form == "jsonl" else [_from_openai(line, kept) for line in chunk]
+            yield _as_part(rows, kept, further)
 
 
-def _from_openai(line: dict[str, Any]) -> dict[str, Any]:
+def _from_openai(line: dict[str, Any], kept: Mapping[str, str]) -> dict[str, Any]:
     ours = line["jfbatch"]
     text = ours.get("text")
     if line["response"] is not None:
-        text = line["response"]["body"]["choices"][0]["message"]["content"]
-    return {**ours, "id": line["custom_id"], "text": text, **(ours.get("extra") or {})}
+        text = line["response"]["body"]["choices"][0]["message"]["content"] or ""
+    extra = {kept[name]: value for name, value in (ours.get("extra") or {}).items() if name in kept}
+    return {**ours, "id": line["custom_id"], "text": text, **extra}
 
 
-def _as_part(rows: list[dict[str, Any]], kept: Mapping[str, str]) -> pa.Table:
+def _as_part(rows: list[dict[str, Any]], kept: Mapping[str, str], further: Sequence[str]) -> pa.Table:
     arrays = [pa.array([row[name] for row in rows], PART_SCHEMA.field(name).type) for name in _PLAIN]
+    for name in _FURTHER:
+        values = [row[name] if name in further else None for row in rows]
+        texts = [dump(value) if isinstance(value, list) else value for value in values]
+        arrays.append(pa.array(texts, pa.string()))
     extras = []
     for row in rows:
         extra = {name: row[column] for name, column in kept.items() if row.get(column) is not None}
         extras.append(dump(extra) if extra else None)
-    return pa.Table.from_arrays([*arrays, pa.array(extras, pa.string())], names=[*_PLAIN, "_extra"])
+    return pa.Table.from_arrays(
+        [*arrays, pa.array(extras, pa.string())], names=[*_PLAIN, *_FURTHER, "_extra"]
+    )

@@ -13,7 +13,7 @@ import jsonschema_rs
 
 from jfbatch.errors import InvalidGrammar
 from jfbatch.rows.columns import parse_output
-from jfbatch.rows.json_text import check_nesting, is_utf8
+from jfbatch.rows.json_text import check_nesting, is_utf8, unique_keys
 from jfbatch.rows.row import Pattern, RowProblem
 
 
@@ -61,24 +61,8 @@ def validator(pattern: Pattern) -> SchemaValidator:
     return SchemaValidator(pattern.schema)
 
 
-class _RepeatedKey(ValueError):
-    def __init__(self, key: str) -> None:
-        super().__init__(f"the key {key!r} appears twice in one object")
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) != len(pairs):
-        seen: set[str] = set()
-        for key, _ in pairs:
-            if key in seen:
-                raise _RepeatedKey(key)
-            seen.add(key)
-    return value
-
-
 def _parse(text: str) -> Any:
-    return parse_output(text, _unique)
+    return parse_output(text, unique_keys)
 
 
 def _refuse_to_fetch(address: str) -> Any:

@@ -67,7 +67,7 @@ def test_every_row_attends_to_its_own_past_alone(
 ) -> None:
     generator = torch.Generator().manual_seed(len(rows))
     sinks = torch.randn(HEADS, generator=generator) if has_sinks else None
-    pool = SlotPool(torch.device("cpu"), torch.float32)
+    pool = SlotPool(torch.device("cpu"), torch.float32, keys_across=compiled)
     pool.resize(len(rows) + gap, 144)
     keys, values = pool.layer(0, KV_HEADS, DIM, VALUE_DIM)
     keys.normal_(generator=generator)  # stale content of other rows must not matter
@@ -79,7 +79,7 @@ def test_every_row_attends_to_its_own_past_alone(
     query, key = (torch.randn(1, n, first, DIM, generator=generator) for n in (HEADS, KV_HEADS))
     value = torch.randn(1, KV_HEADS, first, VALUE_DIM, generator=generator)
     with patch.multiple(attention, KERNEL_REACH=20, BLOCK=16):
-        layout = StepLayout(pool, spans, len(rows) + gap, compiled)
+        layout = StepLayout(pool, spans, len(rows) + gap)
         output, _ = packed_attention(
             Layer(),
             query,

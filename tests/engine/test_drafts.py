@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jfbatch.engine import drafts
 from jfbatch.engine.drafts import Drafter
 from jfbatch.engine.jump import Jumper
 from jfbatch.engine.retokenize import Retokenizer
@@ -88,6 +89,18 @@ def test_groups_do_not_learn_from_each_other() -> None:
     for sequence in (other, alone):
         drafter.draft(sequence, 0.05)
         assert b"anna" not in drafted(sequence)
+
+
+def test_many_groups_remember_no_more_together_than_a_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drafts, "_CONTEXTS", 400)
+    drafter = Drafter(TOKENS, RETOKENIZER)
+    for number in range(300):
+        write(
+            drafter, row("Hello. ", f"g{number}"), f'{{"name": "a{number}", "city": "b{number}", "count": 1}}'
+        )
+        assert len(drafter._groups) <= 256
+        together = sum(len(group.phrases) for group in drafter._groups.values())
+        assert together <= 400 + len(drafter._groups)
 
 
 def test_no_draft_is_worth_any_price_and_none_passes_the_limit() -> None:

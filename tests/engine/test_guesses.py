@@ -46,6 +46,22 @@ def test_what_is_remembered_of_a_group_is_bounded() -> None:
     assert phrases.guess(b"%016d" % 49_999) is not None
 
 
+def test_followers_and_kinds_of_values_are_bounded_and_the_common_ones_stay() -> None:
+    phrases = Phrases()
+    for number in range(2_000):
+        phrases.learn(b"context", b"%d" % number)
+        phrases.learn(b"context", b"often")
+    guess = phrases.guess(b"context")
+    assert guess is not None and guess.data == b"often"
+    assert len(next(iter(phrases._following.values()))) <= 64
+    values = Values()
+    prompt = letter(b"Ann", b"a@b.c")
+    for number in range(5_000):
+        values.learn(b'key %d": "' % number, b'Ann", ', prompt)
+    assert len(values._cues) <= 1_000 and len(values._next) <= 4_000
+    assert values.start(b'key 4999": "', prompt) is not None
+
+
 def test_a_value_is_looked_up_where_a_word_starts() -> None:
     prompt = Prompt(b"Brianna and Ian wrote: ian@example.org")
     place, found = prompt.after(b'"name": "Ian', b"Ian")

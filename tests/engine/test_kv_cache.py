@@ -14,9 +14,11 @@ def test_length_is_rounded_up_to_the_growth_step() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 150)), min_size=1, max_size=8))
-def test_resizing_keeps_what_fits_and_never_shows_what_is_not_a_number(sizes: list[tuple[int, int]]) -> None:
-    pool = SlotPool(torch.device("cpu"), torch.float32)
+@given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 150)), min_size=1, max_size=8), st.booleans())
+def test_resizing_keeps_what_fits_and_never_shows_what_is_not_a_number(
+    sizes: list[tuple[int, int]], across: bool
+) -> None:
+    pool = SlotPool(torch.device("cpu"), torch.float32, keys_across=across)
     expected: dict[int, torch.Tensor] = {}
     for step, (slots, length) in enumerate(sizes):
         pool.resize(slots, length)
@@ -24,7 +26,7 @@ def test_resizing_keeps_what_fits_and_never_shows_what_is_not_a_number(sizes: li
             keys, values = pool.layer(layer, 2, 3, 4)
             assert keys.shape == (slots, 2, rounded_length(length), 3)
             assert values.shape == (slots, 2, rounded_length(length), 4)
-            assert keys.is_contiguous()
+            assert (keys.transpose(2, 3) if across else keys).is_contiguous() and values.is_contiguous()
             assert torch.isfinite(keys).all() and torch.isfinite(values).all()
             if layer in expected:
                 old = expected[layer]

@@ -191,6 +191,18 @@ def test_the_demo_model_is_converted_once_and_decodes_as_transformers_does(demo_
 
 
 @NEEDS_DEMO
+@pytest.mark.slow
+def test_nothing_but_our_own_words_is_shown_while_a_gguf_is_converted(tmp_path: Path) -> None:
+    program = (
+        "import sys; from jfbatch.engine.model import load_model\n"
+        "load_model('demo', device='cpu', cache_dir=sys.argv[1])"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert (run.stdout, run.stderr) == ("", "")
+
+
+@NEEDS_DEMO
 def test_a_damaged_gguf_is_one_line_and_leaves_nothing_in_the_cache(tmp_path: Path) -> None:
     (tmp_path / "broken.gguf").write_bytes(b"GGUF" + b"\x00" * 100)
     with pytest.raises(ModelError, match="GGUF model"):

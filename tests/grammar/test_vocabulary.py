@@ -245,6 +245,17 @@ def test_ordinary_tag_that_the_chat_template_uses_is_control(tmp_path: Path) -> 
     assert Vocabulary.from_file(path).token_bytes[token_id] is None
 
 
+def test_markers_are_content_though_they_are_special_but_never_end_tokens() -> None:
+    tokenizer = byte_level_tokenizer()
+    tokenizer.add_special_tokens([AddedToken("<tool_call>", normalized=False), AddedToken("</s>")])
+    marker, end = tokenizer.token_to_id("<tool_call>"), tokenizer.token_to_id("</s>")
+    plain = Vocabulary.from_tokenizer(tokenizer, end_ids=[end])
+    marked = Vocabulary.from_tokenizer(tokenizer, end_ids=[end], markers=["<tool_call>", "</s>", "<other>"])
+    assert plain.token_bytes[marker] is None and marked.token_bytes[marker] == b"<tool_call>"
+    assert plain.token_bytes[end] is None and marked.token_bytes[end] is None
+    assert plain.fingerprint != marked.fingerprint
+
+
 def test_further_control_ids_are_not_content() -> None:
     vocabulary = Vocabulary.from_tokenizer(byte_level_tokenizer(), control_ids=[3, 10_000])
     assert vocabulary.token_bytes[3] is None and vocabulary.token_bytes[4] is not None

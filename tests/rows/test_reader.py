@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jfbatch.errors import UsageError
+from jfbatch.rows.constraint import FREE_OBJECT
 from jfbatch.rows.reader import ReaderOptions, check_inputs, read_rows
 from jfbatch.rows.row import Pattern, Row
 
@@ -55,7 +56,7 @@ def test_all_fields_of_a_row_are_read(tmp_path: Path) -> None:
 
 
 def test_fields_that_are_not_named_are_ignored(tmp_path: Path) -> None:
-    row = read_one(tmp_path, {"prompt": "p", "tools": {}, "whatever": [None]})
+    row = read_one(tmp_path, {"prompt": "p", "functions": {}, "whatever": [None]})
     assert (row.error, row.extra) == (None, {})
 
 
@@ -74,7 +75,7 @@ def test_fields_that_are_not_named_are_ignored(tmp_path: Path) -> None:
         ({"guided_grammar": "g"}, Pattern("grammar", "g")),
         ({"guided_regex": "a", "guided_decoding_backend": "xgrammar"}, Pattern("regex", "a")),
         ({"structured_outputs": {"json": SCHEMA}}, Pattern("schema", SCHEMA_TEXT)),
-        ({"structured_outputs": {"regex": "a", "whitespace_pattern": " "}}, Pattern("regex", "a")),
+        ({"structured_outputs": {"regex": "a", "whitespace_pattern": None}}, Pattern("regex", "a")),
         ({"structured_outputs": {"choice": ["a"]}}, Pattern("choice", '["a"]')),
         ({"structured_outputs": {"grammar": "g"}}, Pattern("grammar", "g")),
         ({"response_format": {"type": "text"}}, None),
@@ -82,7 +83,7 @@ def test_fields_that_are_not_named_are_ignored(tmp_path: Path) -> None:
         ({"response_format": {"type": "json_object", "schema": SCHEMA}}, Pattern("schema", SCHEMA_TEXT)),
         (
             {"response_format": {"type": "json_object"}},
-            Pattern("schema", '{"type":"object","additionalProperties":true}'),
+            Pattern.of_schema(FREE_OBJECT),
         ),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "r", "schema": SCHEMA}}},
@@ -287,6 +288,59 @@ def test_a_row_may_choose_its_backend(tmp_path: Path) -> None:
     assert read_one(tmp_path, batch).backend == "xgrammar"
 
 
+@pytest.mark.parametrize(
+    ("fields", "backend"),
+    [
+        ({"structured_outputs": {"regex": "a", "backend": "guidance"}}, "llguidance"),
+        ({"structured_outputs": '{"regex": "a", "backend": "outlines"}'}, "outlines"),
+        ({"guided_regex": "a", "guided_decoding_backend": "xgrammar"}, "xgrammar"),
+        ({"structured_outputs": {"backend": "fsm"}, "backend": "fsm"}, "fsm"),
+        ({"structured_outputs": {"regex": "a", "disable_fallback": True}}, "fsm"),
+        ({"structured_outputs": {"backend": "xgrammar", "disable_fallback": True}}, "xgrammar"),
+        ({"structured_outputs": {"disable_fallback": False, "disable_any_whitespace": True}}, None),
+        ({"structured_outputs": {"disable_additional_properties": True}}, None),
+    ],
+)
+def test_vllms_options_are_honoured(tmp_path: Path, fields: dict[str, Any], backend: str | None) -> None:
+    row = read_one(tmp_path, {"prompt": "p", **fields})
+    assert (row.error, row.backend) == (None, backend)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"structured_outputs": {"backend": "lm-format-enforcer"}}, "structured_outputs.backend must be one"),
+        ({"guided_decoding_backend": "xgrammar:no-fallback"}, "guided_decoding_backend must be one of"),
+        (
+            {"structured_outputs": {"backend": "xgrammar"}, "backend": "fsm"},
+            "backend and structured_outputs.b",
+        ),
+        ({"structured_outputs": {"whitespace_pattern": "x"}}, "structured_outputs.whitespace_pattern cannot"),
+        ({"guided_whitespace_pattern": "x"}, "guided_whitespace_pattern cannot be had"),
+        ({"structured_outputs": {"disable_fallback": 1}}, "structured_outputs.disable_fallback must be true"),
+        ({"structured_outputs": {"jason": {}}}, "unknown constraint structured_outputs.jason"),
+        ({"response_format": {"type": "json_object", "shema": {}}}, "unknown key response_format.shema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {}, "mode": 1}}},
+            "unknown key response_format.json_schema.mode",
+        ),
+    ],
+)
+def test_options_that_nobody_can_fulfil_are_refused_by_name(
+    tmp_path: Path, fields: dict[str, Any], reason: str
+) -> None:
+    row = read_one(tmp_path, {"prompt": "p", **fields})
+    assert row.error is not None and reason in row.error and "one.jsonl:1:17: " in row.error
+
+
+def test_closing_objects_cannot_be_had_where_the_run_opens_them(tmp_path: Path) -> None:
+    path = tmp_path / "one.jsonl"
+    fields = {"prompt": "p", "structured_outputs": {"json": {}, "disable_additional_properties": True}}
+    path.write_text(json.dumps(fields))
+    (row,) = read_rows([str(path)], ReaderOptions(open_objects=True))
+    assert row.error is not None and "disable_additional_properties cannot be had with --objects" in row.error
+
+
 @pytest.mark.parametrize("value", ["XGrammar", "", "guidance", 1, True, ["fsm"], {"name": "fsm"}])
 def test_a_backend_that_is_not_known_makes_the_row_invalid(tmp_path: Path, value: Any) -> None:
     row = read_one(tmp_path, {"prompt": "p", "backend": value})
@@ -335,3 +389,18 @@ def test_any_prompt_comes_back_as_written(
     lines = [json.dumps({"prompt": prompt}, ensure_ascii=ascii_only) for prompt in prompts]
     path.write_bytes(end.join(lines).encode())
     assert [row.prompt for row in read_rows([str(path)])] == prompts
+
+
+def test_lines_of_50_megabytes_are_rows_like_others(tmp_path: Path) -> None:
+    long = "x" * 50_000_000
+    lines = [
+        f'{{"prompt": "{long}"}}',
+        f'{{"prompt": "{long}',
+        f'{{"prompt": "p", "note": "{long}", "note": 1}}',
+        '{"prompt": "p"}',
+    ]
+    (tmp_path / "long.jsonl").write_text("\n".join(lines))
+    rows = list(read_rows([str(tmp_path / "long.jsonl")]))
+    assert [len(row.prompt or "") for row in rows] == [50_000_000, 0, 0, 1]
+    assert "long.jsonl:2:12: not JSON: unterminated string" in (rows[1].error or "")
+    assert f"long.jsonl:3:{50_000_029}: the key 'note' appears twice" in (rows[2].error or "")

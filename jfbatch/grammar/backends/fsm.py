@@ -13,6 +13,7 @@ CAPABILITIES = Capabilities(
         "schema": "says which keywords only the check of the output holds",
         "regex": "Python's syntax, look-around included; no back-references",
         "grammar": "GBNF and Lark's syntax, without a lexer",
+        "tags": "tool calls and structural tags, in free text",
     },
     styles=STYLES,
     vouches=True,

@@ -16,7 +16,7 @@ from jfbatch.grammar.matcher import Matcher
 
 BackendName = Literal["fsm", "llguidance", "xgrammar", "outlines"]
 
-KINDS = ("schema", "regex", "choice", "grammar")
+KINDS = ("schema", "regex", "choice", "grammar", "tags")
 STYLES: tuple[JsonStyle, ...] = ("spaced", "compact", "pretty")
 
 _GBNF_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)

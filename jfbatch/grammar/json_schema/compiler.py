@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from jfbatch.errors import GrammarTooLarge
 from jfbatch.grammar.deadline import check_deadline
@@ -17,9 +17,21 @@ from jfbatch.grammar.expression import NOTHING, Expression, Reference, choice
 from jfbatch.grammar.json_schema.arrays import ArrayBuilder
 from jfbatch.grammar.json_schema.layout import Layout
 from jfbatch.grammar.json_schema.merge import Merger
+from jfbatch.grammar.json_schema.numbers import held_to_columns
 from jfbatch.grammar.json_schema.objects import ObjectBuilder
 from jfbatch.grammar.json_schema.resolve import Resolver
-from jfbatch.grammar.json_schema.shape import ARRAY, FALSE, NULL, OBJECT, TRUE, Atom, Conjunction, Shape
+from jfbatch.grammar.json_schema.shape import (
+    ARRAY,
+    FALSE,
+    INTEGER,
+    NULL,
+    NUMBER,
+    OBJECT,
+    TRUE,
+    Atom,
+    Conjunction,
+    Shape,
+)
 from jfbatch.grammar.json_schema.values import (
     excluded_left_over,
     is_known_format,
@@ -27,6 +39,9 @@ from jfbatch.grammar.json_schema.values import (
     scalar_expressions,
     values_expression,
 )
+
+Integers = Literal["int64", "any"]
+"""Whether an integer keeps to what its table column holds where a bound is missing, or is of any size."""
 
 RULE_LIMIT = 150_000
 """Rules that one schema may become."""
@@ -40,13 +55,21 @@ class SchemaCompiler:
     """Turns the nodes of one document into rules."""
 
     def __init__(
-        self, resolver: Resolver, layout: Layout, objects: str, max_string: int | None = None
+        self,
+        resolver: Resolver,
+        layout: Layout,
+        objects: str,
+        max_string: int | None = None,
+        integers: Integers = "any",
+        prefix: str = "",
     ) -> None:
         self.resolver = resolver
         self.merger = Merger(resolver)
         self.layout = layout
         self.objects = objects
         self.max_string = max_string
+        self.integers = integers
+        self.prefix = prefix  # of the rules' names
         self.rules: dict[str, Expression] = {}
         self.unenforced: dict[str, None] = {}
         self.warnings: dict[str, None] = {}
@@ -104,7 +127,8 @@ class SchemaCompiler:
                 self.warnings[f"format {name!r} is unknown and checks nothing"] = None
         for label in excluded_left_over(shape, shape.types & (ARRAY | OBJECT)):
             self.leave_to_check(label)
-        parts = scalar_expressions(self.merger, self._with_bounded_string(shape), self.leave_to_check)
+        bounded = self._with_held_integers(self._with_bounded_string(shape))
+        parts = scalar_expressions(self.merger, bounded, self.leave_to_check)
         for kind, word in ((ARRAY, "array"), (OBJECT, "object")):
             if shape.types & kind:
                 parts.append(self._container(word, kind, shape, depth))
@@ -120,6 +144,14 @@ class SchemaCompiler:
         bounded.string = replace(facts, max_length=max(self.max_string, facts.min_length))
         return bounded
 
+    def _with_held_integers(self, shape: Shape) -> Shape:
+        """The shape, its integers within what their table column holds."""
+        if self.integers == "any" or shape.types & NUMBER != INTEGER:
+            return shape
+        held = shape.copy()
+        held.number = held_to_columns(shape.number)
+        return held
+
     def _is_too_deep(self, conjunction: frozenset[Atom], depth: int) -> bool:
         depths = self._depths.setdefault(conjunction, set())
         depths.add(depth)
@@ -129,7 +161,7 @@ class SchemaCompiler:
         return True
 
     def _container(self, word: str, kind: int, shape: Shape, depth: int) -> Expression:
-        name = f"{word}{self._count}"
+        name = f"{self.prefix}{word}{self._count}"
         self._count += 1
         self._queue.append((name, kind, shape, depth))
         return Reference(name)

@@ -13,7 +13,7 @@ that json.dumps writes for a finite double below 1e308 in size, but for -0.0.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal, Inexact, localcontext
 from functools import lru_cache
 
@@ -35,6 +35,7 @@ from jfbatch.grammar.json_schema.digits import (
     with_fraction,
 )
 from jfbatch.grammar.json_schema.multiples import decimal_multiples, integer_multiples
+from jfbatch.grammar.json_schema.shape import NumberFacts
 
 Number = int | float | Decimal
 
@@ -44,6 +45,9 @@ MAX_BOUND_FRACTION = 60  # digits of a bound after the point that plain numbers 
 MAX_MANTISSA_DIGITS = 16  # after the point, with an exponent
 MAX_EXPONENT = 307
 MAX_LISTED = 1_000  # multiples in a range that are simply listed
+
+COLUMN_RANGES = ((-(2**63), 2**63 - 1), (1 - 10**38, 10**38 - 1))
+"""What an int64 column holds, and what one of 38 decimal digits does."""
 
 _MINUS = literal("-")
 
@@ -84,10 +88,32 @@ def integer_expression(
     if lower is _NEVER or upper is _NEVER:
         return NOTHING
     # n is a multiple of p/q in lowest terms exactly if it is one of p.
-    step = 1 if multiple_of is None else abs(exact(multiple_of)).as_integer_ratio()[0]
+    step = 1 if multiple_of is None else exact(multiple_of).copy_abs().as_integer_ratio()[0]
     return _integers(
         None if lower is None else _ceiling(lower), None if upper is None else _floor(upper), step
     )
+
+
+def held_to_columns(facts: NumberFacts) -> NumberFacts:
+    """The bounds of an integer with what its table column adds to a side that has none.
+
+    The column is int64, decimal of 38 digits or text: the first that holds all the bounds (and the step).
+    Rows know the same rule (`rows.column_types`); a test compares them. Multiples are held by their length:
+    to compare digits and residues at once takes a state for every pair.
+    """
+    lower, upper = facts.lower, facts.upper
+    stated = [exact(facts.multiple.numerator)] if facts.multiple is not None else []
+    if lower is not None:
+        stated.append(Decimal(_ceiling(Bound(exact(lower[0]), lower[1]))))
+    if upper is not None:
+        stated.append(Decimal(_floor(Bound(exact(upper[0]), upper[1]))))
+    for least, most in COLUMN_RANGES:
+        if not all(least <= value <= most for value in stated):
+            continue
+        if facts.multiple is None or (lower and upper):
+            return replace(facts, lower=lower or (least, False), upper=upper or (most, False))
+        return replace(facts, characters=len(str(most)) - 1)
+    return facts
 
 
 def number_expression(
@@ -114,7 +140,7 @@ def number_expression(
         return NOTHING
     if multiple_of is None:
         return _numbers(lower, upper, exponents)
-    return _multiples(lower, upper, abs(exact(multiple_of)), every_spelling)
+    return _multiples(lower, upper, exact(multiple_of).copy_abs(), every_spelling)
 
 
 _NEVER = Bound(Decimal("inf"), True)
@@ -149,7 +175,7 @@ def _floor(bound: Bound) -> int:
 
 def _ceiling(bound: Bound) -> int:
     """The least integer within a lower bound."""
-    return -_floor(Bound(-bound.value, bound.open))
+    return -_floor(Bound(bound.value.copy_negate(), bound.open))
 
 
 # Integers
@@ -207,8 +233,8 @@ def _numbers(lower: Bound | None, upper: Bound | None, exponents: bool) -> Expre
         if not negative:
             low, high = lower, upper
         else:
-            low = None if upper is None else Bound(-upper.value, upper.open)
-            high = None if lower is None else Bound(-lower.value, lower.open)
+            low = None if upper is None else Bound(upper.value.copy_negate(), upper.open)
+            high = None if lower is None else Bound(lower.value.copy_negate(), lower.open)
         low, high = _as_double(low, upper=False), _as_double(high, upper=True)
         if low is None or low.value < 0:
             low = ABOVE_ZERO if negative else FROM_ZERO

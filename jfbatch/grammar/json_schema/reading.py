@@ -54,6 +54,8 @@ def read_names(node: SchemaNode, keyword: str, value: Any) -> list[str]:
 
 def read_types(node: SchemaNode, value: Any) -> int:
     """The type bits of a `type` keyword."""
+    if value == []:
+        raise node.fail("type", "must name at least one type")
     mask = 0
     for name in value if isinstance(value, list) else [value]:
         bits = TYPE_BITS.get(name) if isinstance(name, str) else None

@@ -37,12 +37,16 @@ Conjunction = tuple[Atom, ...]
 
 @dataclass(frozen=True, slots=True)
 class NumberFacts:
-    """Bounds as (value, exclusive); `multiples` and `not_multiples` are positive steps."""
+    """Bounds as (value, exclusive); `multiple` and `not_multiples` are positive steps.
+
+    `characters`: how many an integer may have; what a table adds (`numbers.held_to_columns`).
+    """
 
     lower: tuple[int | float, bool] | None = None
     upper: tuple[int | float, bool] | None = None
     multiple: Fraction | None = None
     not_multiples: tuple[Fraction, ...] = ()
+    characters: int | None = None
 
     @property
     def is_empty(self) -> bool:

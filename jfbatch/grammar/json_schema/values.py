@@ -25,6 +25,7 @@ from jfbatch.grammar.expression import (
     Sequence,
     choice,
     literal,
+    repeat,
 )
 from jfbatch.grammar.json_schema import numbers, strings
 from jfbatch.grammar.json_schema.formats import KNOWN_FORMATS
@@ -192,9 +193,13 @@ def number_expression(types: int, facts: NumberFacts, excluded: list[int | float
         expression = numbers.number_expression(**bounds, exponents=not unwanted)
     barred = [numbers.number_expression(minimum=value, maximum=value) for value in excluded]
     barred += [numbers.number_expression(multiple_of=step, every_spelling=True) for step in unwanted]
-    if not barred or expression == NOTHING:
+    if expression == NOTHING:
         return expression
-    return Difference(expression, choice(*barred))
+    if barred:
+        expression = Difference(expression, choice(*barred))
+    if facts.characters is not None:
+        expression = Intersection((repeat(strings.JSON_CHARACTER, 1, facts.characters), expression))
+    return expression
 
 
 def _decimal(step: Fraction) -> Decimal:

@@ -79,6 +79,30 @@ NESTING = [
     (b"[" * 100000, bad(5, 257, "nested deeper than 256 levels")),
 ]
 
+KEYS = [
+    (b'{"prompt": "a", "prompt": "b"}', bad(1, 17, "the key 'prompt' appears twice in one object")),
+    (b'{"prompt": "a", "x": {"prompt": 1}, "y": {"prompt": 2}}', ok(2, "a")),
+    (b'{"prompt": "a \\"k\\": 1, \\"k\\": 2"}', ok(3, 'a "k": 1, "k": 2')),
+    (b'{"prompt": "a", "x": [{"k": {"k": 1}}, {"\\u006b" : 1, "k": 2}]}', bad(4, 55, "the key 'k'")),
+    (
+        b'{"prompt": "a", "schema": {"properties": {"p": {}, "q": {"p": 1}, "p": true}}}',
+        bad(5, 67, "the key 'p' appears twice"),
+    ),
+    (b'{"prompt": "a", "id": 1, "id": 1}', bad(6, 26, "the key 'id'")),
+    (b'{"prompt": "a", "\\ud800": 1, "\\ud800": 1}', bad(7, 30, "appears twice")),
+]
+
+ROLES = [
+    (b'{"messages": [{"role": "usr", "content": "x"}]}', bad(1, 2, "messages[0].role must be one of")),
+    (
+        b'{"messages": [{"role": "user", "content": "x"}, {"role": "System", "content": "x"}]}',
+        bad(2, 2, "messages[1].role must be one of system, developer, user, assistant, tool, not 'System'"),
+    ),
+    (b'{"messages": [{"role": 7, "content": "x"}]}', bad(3, 2, "not a value that is not text")),
+    (b'{"messages": [{"role": ["user"], "content": "x"}]}', bad(4, 2, "messages[0].role must be one of")),
+    (b'{"messages": [{"role": "", "content": "x"}]}', bad(5, 2, "messages[0].role must be one of")),
+]
+
 CONSTRAINTS = [
     (b'{"prompt": "x", "schema": {"type": "string"}, "regex": "a"}', bad(1, 47, "schema and regex")),
     (
@@ -112,7 +136,7 @@ CONSTRAINTS = [
         b'{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}',
         bad(17, 2, "not text but 'image_url'"),
     ),
-    (b'{"messages": [{"content": "x"}]}', bad(18, 2, "messages[0].role must be text")),
+    (b'{"messages": [{"content": "x"}]}', bad(18, 2, "messages[0].role must be one of system, ")),
     (b'{"prompt": "x", "id": {"a": 1}}', bad(19, 17, "id must be text or a number")),
     (b'{"custom_id": "c", "body": 5}', bad(20, 20, "body must be an object")),
     (b'{"prompt": "x", "regex": null, "schema": null}', ok(21, "x")),
@@ -140,6 +164,8 @@ def main() -> None:
         ("numbers", NUMBERS),
         ("nesting", NESTING),
         ("constraints", CONSTRAINTS),
+        ("keys", KEYS),
+        ("roles", ROLES),
     ]:
         write(f"{name}.jsonl", lines(rows) + b"\n", expected(rows))
     write("no-final-newline.jsonl", lines(MIXED), expected(MIXED))

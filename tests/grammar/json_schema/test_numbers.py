@@ -175,6 +175,15 @@ def test_bounds_hold_in_every_spelling(bounds: Bounds, inside: list[str], outsid
     assert [text for text in outside if matches(expression, text)] == []
 
 
+@pytest.mark.parametrize("bound", [-(10**38) - 1, -(10**39) - 7, 10**39 + 3])
+def test_long_bounds_are_not_rounded(bound: int) -> None:
+    above, below = integer_expression(bound, None), integer_expression(None, bound)
+    for distance in (-1, 0, 1):
+        text = str(bound + distance).encode()
+        assert matches(above, text) == (distance >= 0)
+        assert matches(below, text) == (distance <= 0)
+
+
 def test_contradictory_bounds_match_nothing() -> None:
     assert integer_expression(3, 2) == NOTHING
     assert integer_expression(exclusive_minimum=1, exclusive_maximum=2) == NOTHING

@@ -1,0 +1,273 @@
+"""What runs compiled on a CPU: attention, normalisation, gates. All in one file, because numba, which keeps
+compiled functions on disk, looks at the file of a function only and not at those of the ones it calls.
+
+Storage is bfloat16 (as uint16) or float32, arithmetic float32, and every row of the output is computed
+from its own row of the input alone, in one order: it does not depend on what shares its step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numba
+import numpy as np
+from numba.extending import overload
+from numpy.typing import NDArray
+
+Kernel = TypeVar("Kernel", bound=Callable[..., Any])
+
+NO_SINK = np.float32(-3e38)
+
+# Positions scored in one go, for four queries: 8 KiB, which stay in the first-level cache. Also the
+# largest head dimension.
+BLOCK = 512
+_LANES = 16  # running maxima of a softmax
+
+# Unsigned, because numba makes a signed index that may be negative wrap round, which ends vectorising;
+# and distances known when compiling, because else every two arrays might overlap.
+_U = np.uint64
+_U0, _U1, _U2, _U3 = _U(0), _U(BLOCK), _U(2 * BLOCK), _U(3 * BLOCK)
+
+_LOG2E = np.float32(1.4426950408889634)
+_LN2 = np.float32(0.6931471805599453)
+_ROUND = np.float32(3 << 22)  # adding it to a small number leaves no place for a fraction
+
+
+def _jit(function: Kernel) -> Kernel:
+    """Compiled once per machine; sums may be taken in any order, but always the same one."""
+    compiled: Kernel = numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=True)(function)
+    return compiled
+
+
+def _jit_in_order(function: Kernel) -> Kernel:
+    """Compiled once per machine; every sum is taken in the order in which it is written."""
+    freedoms = {"nnan", "ninf", "nsz", "arcp", "contract"}
+    compiled: Kernel = numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=freedoms)(function)
+    return compiled
+
+
+def _widened(number: Any) -> Any:
+    """A stored number (bfloat16 as uint16, or float32) as float32; for compiled code only."""
+    raise NotImplementedError
+
+
+@overload(_widened, inline="always")
+def _widened_of(number):  # type: ignore[no-untyped-def]  # numba compares the signatures
+    if isinstance(number, numba.types.Integer):
+        return lambda number: np.uint32(np.uint32(number) << np.uint32(16)).view(np.float32)
+    return lambda number: number
+
+
+def _narrowed(number: Any, storage: Any) -> Any:
+    """A float32 as an array stores it, to the nearest, ties to even; for compiled code only."""
+    raise NotImplementedError
+
+
+@overload(_narrowed, inline="always")
+def _narrowed_to(number, storage):  # type: ignore[no-untyped-def]  # numba compares the signatures
+    if isinstance(storage.dtype, numba.types.Integer):
+        return lambda number, storage: np.uint16(_rounded_bits(number))
+    return lambda number, storage: number
+
+
+@_jit_in_order
+def _rounded_bits(number: Any) -> Any:
+    bits = np.uint32(np.float32(number).view(np.uint32))
+    return np.uint32(bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+
+
+@_jit_in_order
+def _exp(x: Any) -> Any:
+    """exp(x) for x <= 0, to two units in the last place; unlike libm's it runs on whole vectors."""
+    scaled = max(x, np.float32(-87.0)) * _LOG2E
+    rounded = scaled + _ROUND
+    rest = (scaled - (rounded - _ROUND)) * _LN2
+    power = np.float32(1 / 5040) * rest + np.float32(1 / 720)
+    power = power * rest + np.float32(1 / 120)
+    power = power * rest + np.float32(1 / 24)
+    power = power * rest + np.float32(1 / 6)
+    power = power * rest + np.float32(1 / 2)
+    power = power * rest + np.float32(1)
+    power = power * rest + np.float32(1)
+    exponent = np.int32(np.int32(np.float32(rounded).view(np.int32)) << np.int32(23))
+    return np.int32(np.float32(power).view(np.int32) + exponent).view(np.float32)
+
+
+@_jit
+def attend(
+    query: NDArray[np.float32],  # [tokens, heads, head dim]
+    new_keys: Any,  # [tokens, kv heads, head dim], as stored
+    new_values: Any,  # [tokens, kv heads, value dim], as stored
+    keys: Any,  # [slots, kv heads, head dim, length]
+    values: Any,  # [slots, kv heads, length, value dim]
+    spans: NDArray[np.int64],  # [spans, 5]: slot, start, first token, count, whether they attend
+    scaling: np.float32,
+    window: int,
+    softcap: np.float32,  # 0 for none
+    sinks: NDArray[np.float32],  # [heads] or empty
+    output: NDArray[np.float32],  # [tokens, heads, value dim]
+) -> None:
+    """Store the spans' K and V, then attend."""
+    share = query.shape[1] // keys.shape[1]
+    width = values.shape[3]
+    rows = np.empty((4, query.shape[2]), np.float32)
+    scores = np.empty(4 * BLOCK, np.float32)
+    weights = np.empty((4, keys.shape[3] + 4), np.float32)
+    maxima = np.empty(_LANES, np.float32)
+    sums = np.empty(4 * BLOCK, np.float32)
+    for index in range(len(spans)):
+        slot, start, first, count, attends = spans[index]
+        for kv in range(keys.shape[1]):
+            past_keys, past_values = keys[slot, kv], values[slot, kv]
+            for token in range(count):
+                past_keys[:, start + token] = new_keys[first + token, kv]
+                past_values[start + token] = new_values[first + token, kv]
+            if not attends:
+                continue
+            # The queries of this kv head, all heads of a token and then the next token's, by fours;
+            # what is missing to four repeats the last one.
+            for row in range(0, count * share, 4):
+                last = min(row + 3, count * share - 1)
+                stop = start + last // share + 1
+                begin = max(start + row // share + 1 - window, 0) // 4 * 4
+                for i in range(4):
+                    one = min(row + i, last)
+                    rows[i] = query[first + one // share, kv * share + one % share] * scaling
+                for base in range(begin, stop, BLOCK):
+                    size = min(BLOCK, stop - base)
+                    _score(rows, past_keys, base, size, scores)
+                    for i in range(4):
+                        weights[i, base : base + size] = scores[i * BLOCK : i * BLOCK + size]
+                end = (stop + 3) // 4 * 4
+                for i in range(4):
+                    one = min(row + i, last)
+                    own_stop = start + one // share + 1
+                    own_begin = max(own_stop - window, 0)
+                    own = weights[i, own_begin:own_stop]
+                    if softcap > 0:
+                        for j in range(len(own)):
+                            own[j] = np.tanh(own[j] / softcap) * softcap
+                    _softmax(own, sinks[kv * share + one % share] if len(sinks) else NO_SINK, maxima)
+                    weights[i, begin:own_begin] = 0
+                    weights[i, own_stop:end] = 0
+                for i in range(4):
+                    sums[i * BLOCK : i * BLOCK + width] = 0
+                _add_values(weights, past_values, begin, end, sums)
+                for i in range(last - row + 1):
+                    one = row + i
+                    part = sums[i * BLOCK : i * BLOCK + width]
+                    output[first + one // share, kv * share + one % share] = part
+
+
+@_jit_in_order
+def _score(rows: Any, keys: Any, base: int, size: int, scores: Any) -> None:
+    """scores[i * BLOCK + j] = rows[i] . keys[:, base + j] for four rows and `size` positions.
+
+    Product after product is added, so that there is one way only to fuse them: `size` decides which
+    positions are computed by vectors and which one by one, and both must round alike.
+    """
+    columns = _U(size)
+    for j in range(columns):
+        scores[j] = 0
+        scores[_U1 + j] = 0
+        scores[_U2 + j] = 0
+        scores[_U3 + j] = 0
+    whole = keys.shape[0] // 4 * 4
+    for d in range(0, whole, 4):
+        p0, p1, p2, p3 = rows[0, d], rows[0, d + 1], rows[0, d + 2], rows[0, d + 3]
+        q0, q1, q2, q3 = rows[1, d], rows[1, d + 1], rows[1, d + 2], rows[1, d + 3]
+        r0, r1, r2, r3 = rows[2, d], rows[2, d + 1], rows[2, d + 2], rows[2, d + 3]
+        s0, s1, s2, s3 = rows[3, d], rows[3, d + 1], rows[3, d + 2], rows[3, d + 3]
+        keys0, keys1 = keys[d, base : base + size], keys[d + 1, base : base + size]
+        keys2, keys3 = keys[d + 2, base : base + size], keys[d + 3, base : base + size]
+        for j in range(columns):
+            k0, k1, k2, k3 = _widened(keys0[j]), _widened(keys1[j]), _widened(keys2[j]), _widened(keys3[j])
+            scores[j] = (((scores[j] + p0 * k0) + p1 * k1) + p2 * k2) + p3 * k3
+            scores[_U1 + j] = (((scores[_U1 + j] + q0 * k0) + q1 * k1) + q2 * k2) + q3 * k3
+            scores[_U2 + j] = (((scores[_U2 + j] + r0 * k0) + r1 * k1) + r2 * k2) + r3 * k3
+            scores[_U3 + j] = (((scores[_U3 + j] + s0 * k0) + s1 * k1) + s2 * k2) + s3 * k3
+    for d in range(whole, keys.shape[0]):
+        keys0 = keys[d, base : base + size]
+        p0, q0, r0, s0 = rows[0, d], rows[1, d], rows[2, d], rows[3, d]
+        for j in range(columns):
+            k0 = _widened(keys0[j])
+            scores[j] += p0 * k0
+            scores[_U1 + j] += q0 * k0
+            scores[_U2 + j] += r0 * k0
+            scores[_U3 + j] += s0 * k0
+
+
+@_jit
+def _softmax(row: Any, sink: Any, maxima: Any) -> None:
+    """Softmax of a row in place, with one more logit that carries no value."""
+    whole = len(row) // _LANES * _LANES
+    for lane in range(_LANES):
+        maxima[lane] = sink
+    for base in range(0, whole, _LANES):
+        part = row[base : base + _LANES]
+        for lane in range(_LANES):
+            maxima[lane] = part[lane] if part[lane] > maxima[lane] else maxima[lane]
+    most = sink
+    for lane in range(_LANES):
+        most = max(most, maxima[lane])
+    for j in range(whole, len(row)):
+        most = max(most, row[j])
+    total = np.float32(0)
+    for j in range(len(row)):
+        row[j] = _exp(row[j] - most)
+    for j in range(len(row)):
+        total += row[j]
+    if sink != NO_SINK:
+        total += _exp(sink - most)
+    portion = np.float32(1) / total
+    for j in range(len(row)):
+        row[j] *= portion
+
+
+@_jit_in_order
+def _add_values(weights: Any, values: Any, begin: int, end: int, sums: Any) -> None:
+    """sums[i * BLOCK + d] += weights[i, j] * values[j, d] for four rows, four positions at a time."""
+    columns = _U(values.shape[1])
+    for j in range(begin, end, 4):
+        p0, p1, p2, p3 = weights[0, j], weights[0, j + 1], weights[0, j + 2], weights[0, j + 3]
+        q0, q1, q2, q3 = weights[1, j], weights[1, j + 1], weights[1, j + 2], weights[1, j + 3]
+        r0, r1, r2, r3 = weights[2, j], weights[2, j + 1], weights[2, j + 2], weights[2, j + 3]
+        s0, s1, s2, s3 = weights[3, j], weights[3, j + 1], weights[3, j + 2], weights[3, j + 3]
+        values0, values1, values2, values3 = values[j], values[j + 1], values[j + 2], values[j + 3]
+        for d in range(columns):
+            v0, v1 = _widened(values0[d]), _widened(values1[d])
+            v2, v3 = _widened(values2[d]), _widened(values3[d])
+            sums[d] = (((sums[d] + p0 * v0) + p1 * v1) + p2 * v2) + p3 * v3
+            sums[_U1 + d] = (((sums[_U1 + d] + q0 * v0) + q1 * v1) + q2 * v2) + q3 * v3
+            sums[_U2 + d] = (((sums[_U2 + d] + r0 * v0) + r1 * v1) + r2 * v2) + r3 * v3
+            sums[_U3 + d] = (((sums[_U3 + d] + s0 * v0) + s1 * v1) + s2 * v2) + s3 * v3
+
+
+@_jit
+def normalise(rows: Any, weight: NDArray[np.float32], epsilon: np.float32, output: Any) -> None:
+    """Root mean square normalisation: output = rows / sqrt(mean(rows^2) + epsilon) * weight.
+
+    rows, output: [tokens, width], as stored; weight [width].
+    """
+    for index in range(len(rows)):
+        row, result = rows[index], output[index]
+        total = np.float32(0)
+        for j in range(len(row)):
+            number = _widened(row[j])
+            total += number * number
+        scale = np.float32(1) / np.sqrt(total / np.float32(len(row)) + epsilon)
+        for j in range(len(result)):
+            result[j] = _narrowed(_widened(row[j]) * scale * weight[j], output)
+
+
+@_jit
+def gate(gates: Any, rows: Any) -> None:
+    """rows *= silu(gates), where silu(x) = x / (1 + exp(-x)). Both [tokens, width], as stored."""
+    for index in range(len(rows)):
+        gating, row = gates[index], rows[index]
+        for j in range(len(row)):
+            number = _widened(gating[j])
+            power = _exp(-abs(number))
+            share = (np.float32(1) if number >= 0 else power) / (np.float32(1) + power)
+            row[j] = _narrowed(number * share * _widened(row[j]), rows)
