@@ -62,6 +62,15 @@ def count_gpus() -> int:
     return torch.cuda.device_count()
 
 
+def share_of_memory(processes: int) -> int:
+    """The KV memory of each of several processes on the CPU, which would all take what is free now."""
+    import torch
+
+    from jfbatch.engine.memory import spare_memory
+
+    return max(spare_memory(torch.device("cpu")) // processes, 1)
+
+
 def run_on_devices(config: RunConfig, forced_end: Callable[[int], None] | None = None) -> int:
     """Run the job, one process per device of `config.devices`; the exit code. Raises JfbatchError."""
     plan = job.check(config)
@@ -134,6 +143,7 @@ class _Run:
         self.started = time.monotonic()
         self.stopping = False
         self.failure: _Worker | None = None
+        self.cpu_kv_memory = share_of_memory(len(devices)) if "cpu" in devices else None
 
     def to_the_end(self, forced_end: Callable[[int], None] | None) -> int | None:
         """Until every shard is finished: None; or until something stops the run: its exit code."""
@@ -209,6 +219,8 @@ class _Run:
             "summary_json": None,
             "requeue": False,
         }
+        if self.devices[place] == "cpu" and self.config.kv_memory is None:
+            changed["kv_memory"] = self.cpu_kv_memory
         config = self.config.model_copy(update=changed)
         return {"config": config.model_dump(mode="json", exclude_defaults=True), "processors": processors}
 
