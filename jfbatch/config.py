@@ -376,41 +376,16 @@ def load_config(
         raise UsageError(_first_complaint(error, origins)) from None
 
 
-def configuration_page() -> str:
-    """docs/configuration.md: every setting with its flag, variable, default and description."""
-    lines = [
-        "# Configuration",
-        "",
-        "A setting comes from its default, the YAML file given with `--config` (or `JFBATCH_CONFIG`), its",
-        "environment variable or its flag; later ones win. A pattern (`schema`, `regex`, `choice` or",
-        "`grammar`) replaces the pattern of a weaker source, of whatever kind. Unknown settings are refused.",
-        "Paths are relative to the directory the program is started in. Lists take commas in flags and",
-        "variables, and are lists in YAML.",
-        "",
-        "This page is made from the program's own list: `python -m jfbatch.config > docs/configuration.md`.",
-    ]
-    panel = ""
-    for setting in settings():
-        if setting.panel != panel:
-            panel = setting.panel
-            lines += [
-                "",
-                f"## {panel}",
-                "",
-                "| setting | flag | variable | default | |",
-                "|---|---|---|---|---|",
-            ]
-        flag = f"`{setting.flag}`" + (f", `{setting.short}`" if setting.short else "")
-        default = shown_default(setting)
-        cells = (
-            f"`{setting.name}`",
-            flag,
-            f"`{setting.variable}`",
-            f"`{default}`" if default else "",
-            setting.description,
-        )
-        lines.append(f"| {' | '.join(cells)} |".replace("|  |", "| |"))
-    return "\n".join(lines) + "\n"
+def default_cache_directory(environment: Mapping[str, str] | None = None) -> Path:
+    """$JFBATCH_CACHE_DIR, else a node's own disk under Slurm, else the user's cache directory."""
+    environment = os.environ if environment is None else environment
+    if chosen := environment.get("JFBATCH_CACHE_DIR"):
+        return Path(chosen)
+    node_local = ("SLURM_TMPDIR", "TMPDIR") if "SLURM_JOB_ID" in environment else ("SLURM_TMPDIR",)
+    for variable in (*node_local, "XDG_CACHE_HOME"):
+        if base := environment.get(variable):
+            return Path(base) / "jfbatch"
+    return Path.home() / ".cache" / "jfbatch"
 
 
 def shown_default(setting: Setting) -> str:
@@ -445,5 +420,11 @@ def _first_complaint(error: pydantic.ValidationError, origins: Mapping[str, str]
     return f"{place}: {reason[:1].lower()}{reason[1:]}, not {shown}"
 
 
-if __name__ == "__main__":
+def _print_page() -> None:
+    from jfbatch.configuration_page import configuration_page  # it is made from this module
+
     print(configuration_page(), end="")
+
+
+if __name__ == "__main__":
+    _print_page()

@@ -48,7 +48,7 @@ def decode(
 class Decoder:
     """A loaded model with its engine, compiler and grammar cache; a context manager.
 
-    `run` may be called again with other rows. `span` times the parts of the work.
+    `run` may be called again with other rows. `span` times the parts.
     """
 
     def __init__(self, config: RunConfig, span: Span = nullcontext) -> None:
@@ -57,34 +57,37 @@ class Decoder:
         with ExitStack() as resources:
             packer = resources.enter_context(ThreadPoolExecutor(1, "jfbatch-packer"))
             self.loaded, runner = self._load(resources, packer)
-            # Packing the weights leaves Python to what comes next: vocabulary, cache, compiled kernels.
-            tokenizer = self.loaded.tokenizer
+            loaded = self.loaded
+            # Packing the weights leaves Python to what comes next: vocabulary, grammar cache, kernels.
             self.renderer = PromptRenderer(
-                tokenizer, config.system, config.raw, tool_format(config.tool_format)
+                loaded.tokenizer, config.system, config.raw, tool_format(config.tool_format)
             )
-            self.end = reasoning_end(config.reasoning_end, "" if config.raw else chat_template(tokenizer))
-            markers = [*self.renderer.markers, *(self.end.markers if self.end else ())]
+            template = "" if config.raw else chat_template(loaded.tokenizer)
+            self.end = reasoning_end(config.reasoning_end, template)
             with span("vocabulary"):
-                vocabulary = vocabulary_of(self.loaded, markers)
+                markers = [*self.renderer.markers, *(self.end.markers if self.end else ())]
+                vocabulary = vocabulary_of(loaded, markers)
             cache = resources.enter_context(GrammarCache(config.cache_directory / "grammars"))
-            self.compiler = resources.enter_context(
-                Compiler(vocabulary, compiler_options(config), cache, span)
-            )
+            compiler = Compiler(vocabulary, compiler_options(config), cache, span)
+            self.compiler = resources.enter_context(compiler)
             with span("wait for weights"):
                 packed = runner.result()
-            self.engine = make_engine(config, self.loaded, packed, vocabulary, span)
-            if not gc.isenabled():  # the command line keeps it off while things are loaded
-                gc.freeze()
-                gc.enable()
+            self.engine = make_engine(config, loaded, packed, vocabulary, span)
             self._resources = resources.pop_all()
+        if not gc.isenabled():  # the command line keeps it off while things are loaded
+            gc.freeze()
+            gc.enable()
 
     def _load(self, resources: ExitStack, packer: ThreadPoolExecutor) -> tuple[LoadedModel, Future[Runner]]:
-        """The model, and its runner once the weights are packed."""
+        """The model, and its runner as soon as it is ready."""
         config = self.config
         if config.tensor_parallel > 1:
-            group = TensorParallelGroup(tensor_parallel_order(config))
-            loaded, runner = resources.enter_context(group).load()
-            return loaded, packer.submit(lambda: runner)
+            group = resources.enter_context(TensorParallelGroup(tensor_parallel_order(config)))
+            with self.span("load model"):
+                loaded, leading = group.load()
+            ready: Future[Runner] = Future()
+            ready.set_result(leading)
+            return loaded, ready
         set_threads(config.threads)
         with self.span("load model"):
             loaded = load_model(
@@ -105,20 +108,25 @@ class Decoder:
         outcomes.reasoning_end = self.end
         outcomes.watch(self.engine.statistics, self.compiler.statistics)
         options = feed_options(self.config, self.loaded, self.end, self.compiler)
-        settle, each_step = outcomes.reject, outcomes.each_step
-        with Feed(rows, self.renderer, self.compiler, options, settle, each_step, self.span) as feed:
-            for completion in self.engine.run(feed):
-                with self.span("complete"):
-                    waiting = feed.finished(completion.key)
-                    if outcomes.needs_another_try(waiting, completion):
-                        feed.again(waiting)
-                    else:
-                        outcomes.complete(waiting, completion)
-                if outcomes.too_many_failures:
-                    self.engine.stop()
-            if feed.error is not None and not isinstance(feed.error, InputError):
-                raise feed.error
-        return feed.error
+        told = (outcomes.reject, outcomes.each_step, self.span)
+        with Feed(rows, self.renderer, self.compiler, options, *told) as feed:
+            return run_rows(feed, self.engine, outcomes)
+
+
+def run_rows(feed: Feed, engine: Engine, outcomes: Outcomes) -> InputError | None:
+    """Settle what comes out of the engine, one row after another."""
+    for completion in engine.run(feed):
+        with engine.span("complete"):
+            waiting = feed.finished(completion.key)
+            if outcomes.needs_another_try(waiting, completion):
+                feed.again(waiting)
+            else:
+                outcomes.complete(waiting, completion)
+        if outcomes.too_many_failures:
+            engine.stop()
+    if feed.error is not None and not isinstance(feed.error, InputError):
+        raise feed.error
+    return feed.error
 
 
 def vocabulary_of(loaded: LoadedModel, markers: Sequence[str] = ()) -> Vocabulary:
@@ -145,15 +153,6 @@ class ModelTokenization:
         return self.vocabulary.token_bytes[token_id] or b""
 
 
-def make_runner(config: RunConfig, loaded: LoadedModel, span: Span = nullcontext) -> Runner:
-    """The model ready for packed steps. Raises ModelError where it cannot be run so."""
-    with span("pack weights"):
-        runner = Runner(loaded.model, kv_dtype=KV_DTYPES[config.kv_dtype])
-    if config.profile is not None:
-        watch_modules(loaded.model, span)
-    return runner
-
-
 def tensor_parallel_order(config: RunConfig) -> TensorParallelOrder:
     """What the processes of `--tensor-parallel` load."""
     return TensorParallelOrder(
@@ -166,6 +165,15 @@ def tensor_parallel_order(config: RunConfig) -> TensorParallelOrder:
         trust_remote_code=config.trust_remote_code,
         threads=config.threads or max(1, len(os.sched_getaffinity(0)) // config.tensor_parallel),
     )
+
+
+def make_runner(config: RunConfig, loaded: LoadedModel, span: Span = nullcontext) -> Runner:
+    """The model ready for packed steps. Raises ModelError where it cannot be run so."""
+    with span("pack weights"):
+        runner = Runner(loaded.model, kv_dtype=KV_DTYPES[config.kv_dtype])
+    if config.profile is not None:
+        watch_modules(loaded.model, span)
+    return runner
 
 
 def make_engine(

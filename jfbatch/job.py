@@ -50,31 +50,33 @@ logger = logging.getLogger(__name__)
 Span = Callable[[str], AbstractContextManager[object]]
 
 
-def run(
-    config: RunConfig, shown_by: Progress | None = None, forced_end: Callable[[int], None] | None = None
-) -> int:
-    """Run a job and return the process's exit code (see docs/running.md). Raises JfbatchError.
+@dataclass(frozen=True)
+class Surroundings:
+    """What a run has around it: who shows its progress (None: a line on stderr), and what is done, with the
+    exit code, before an end by force (see Signals)."""
 
-    `shown_by` shows its progress in place of a line on stderr; `forced_end` is as for Signals.
-    """
-    progress = shown_by or Progress(quiet=config.quiet)
+    progress: Progress | None = None
+    forced_end: Callable[[int], None] | None = None
+
+
+def run(config: RunConfig, surroundings: Surroundings | None = None) -> int:
+    """Run a job and return the process's exit code (see docs/running.md). Raises JfbatchError."""
+    surroundings = surroundings or Surroundings()
     with telling_of_compilation(config.quiet):
         plan = check(config)
         if config.profile is None:
-            return run_plan(config, plan, progress, forced_end, nullcontext)
+            return run_plan(config, plan, surroundings, nullcontext)
         with Profile(config.profile) as trace:
-            return run_plan(config, plan, progress, forced_end, trace.span)
+            return run_plan(config, plan, surroundings, trace.span)
 
 
-def run_plan(
-    config: RunConfig, plan: Plan, progress: Progress, forced_end: Callable[[int], None] | None, span: Span
-) -> int:
+def run_plan(config: RunConfig, plan: Plan, surroundings: Surroundings, span: Span) -> int:
     """Run what was checked; `span` times the parts of it."""
     with ExitStack() as stack:
         store = stack.enter_context(open_store(config, plan))
-        stack.enter_context(progress)
+        progress = stack.enter_context(surroundings.progress or Progress(quiet=config.quiet))
         outcomes = Outcomes(store, progress, config.retries, config.max_failures, span)
-        signals = stack.enter_context(Signals(config.grace, outcomes.status_line, forced_end))
+        signals = stack.enter_context(Signals(config.grace, outcomes.status_line, surroundings.forced_end))
         rows = outcomes.still_to_run(wanted_rows(config, plan, progress))
         damage = decode(config, rows, outcomes, signals, span)
         if signals.received or outcomes.too_many_failures:
@@ -86,12 +88,12 @@ def run_plan(
             return code
         columns = make_columns(config, outcomes.shared_pattern, store.has_reasoning, outcomes.calls_tools)
         with span("finish table"):
-            finished = store.finish_shard() if plan.shard else store.finish(columns)
-        if plan.shard is not None:
-            progress.say(f"shard {plan.shard} has all its rows; after the last: jfbatch merge {plan.output}")
+            finished = store.finish(columns) if plan.shard is None else store.finish_shard()
     statistics = outcomes.statistics(finished.statuses)
     progress.end(statistics)
     print_summary(statistics, None if plan.shard else plan.output, quiet=config.quiet)
+    if plan.shard is not None:
+        progress.say(f"shard {plan.shard} has all its rows; after the last: jfbatch merge {plan.output}")
     code = 0 if outcomes.all_good(finished.statuses) else 1
     write_summary(config, statistics, finished.statuses, code if damage is None else damage.exit_code)
     if damage is not None:
@@ -157,10 +159,10 @@ def check_settings(config: RunConfig) -> None:
     """Raise UsageError on settings that exclude each other."""
     if config.raw and config.system is not None:
         raise UsageError("a system text needs the chat template: give either --system or --raw")
-    tool_format(config.tool_format)
-    reasoning_end(config.reasoning_end, "")
     if config.tensor_parallel > 1 and config.devices is not None:
         raise UsageError("give either --devices, for many rows at once, or --tensor-parallel")
+    tool_format(config.tool_format)
+    reasoning_end(config.reasoning_end, "")
     if config.backend != "auto" and (reason := why_missing(config.backend)):
         raise UsageError(f"--backend: {reason}")
 

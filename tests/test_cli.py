@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -31,23 +31,19 @@ def invoke(*arguments: str) -> int:
 
 @pytest.fixture
 def job(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A stand-in for the job module that notes the configuration and answers as told."""
-    module: Any = ModuleType("jfbatch.job")
-    module.seen = []
-    module.answer = 0
+    """A stand-in for the job that notes the configuration and answers as told."""
+    told: Any = SimpleNamespace(seen=[], answer=0)
 
-    def run(config: RunConfig, forced_end: object = None) -> int:
-        module.seen.append(config)
-        if isinstance(module.answer, BaseException):
-            raise module.answer
-        return int(module.answer)
+    def run(config: RunConfig, _surroundings: object = None) -> int:
+        told.seen.append(config)
+        if isinstance(told.answer, BaseException):
+            raise told.answer
+        return int(told.answer)
 
-    module.run = run
-    monkeypatch.setitem(sys.modules, "jfbatch.job", module)
-    monkeypatch.setattr(jfbatch, "job", module, raising=False)
+    monkeypatch.setattr("jfbatch.job.run", run)
     for variable in [name for name in os.environ if name.startswith("JFBATCH_")]:
         monkeypatch.delenv(variable)
-    return module
+    return told
 
 
 def test_flags_reach_the_configuration(job: Any) -> None:

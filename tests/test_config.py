@@ -10,10 +10,11 @@ import pytest
 
 from jfbatch.config import (
     RunConfig,
-    configuration_page,
+    default_cache_directory,
     load_config,
     settings,
 )
+from jfbatch.configuration_page import configuration_page
 from jfbatch.errors import UsageError
 from jfbatch.settings_sources import default_cache_directory
 

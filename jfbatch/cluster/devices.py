@@ -6,6 +6,7 @@ from its shard's parts; the others do not notice.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import selectors
@@ -61,13 +62,25 @@ def count_gpus() -> int:
     return torch.cuda.device_count()
 
 
+def share_of_memory(processes: int) -> int:
+    """The KV memory of each of several processes on the CPU, which would all take what is free now."""
+    import torch
+
+    from jfbatch.engine.memory import spare_memory
+
+    return max(spare_memory(torch.device("cpu")) // processes, 1)
+
+
 def run_on_devices(config: RunConfig, forced_end: Callable[[int], None] | None = None) -> int:
     """Run the job, one process per device of `config.devices`; the exit code. Raises JfbatchError."""
     plan = job.check(config)
     if config.device != "auto":
         raise UsageError("give either --device or --devices")
+    if config.profile is not None:
+        raise UsageError("--profile is of one process: leave out --devices")
     if "-" in config.inputs:
         raise UsageError("--devices: standard input cannot be read by several processes: name a file")
+    gc.enable()  # the command line keeps it off while models are loaded, which workers do
     devices = devices_of(config.devices or "all", count_gpus)
     run = _Run(config, shards_for(config, plan.shard or Shard(1, 1, config.shard_by), len(devices)), devices)
     code = run.to_the_end(forced_end)
@@ -130,6 +143,7 @@ class _Run:
         self.started = time.monotonic()
         self.stopping = False
         self.failure: _Worker | None = None
+        self.cpu_kv_memory = share_of_memory(len(devices)) if "cpu" in devices else None
 
     def to_the_end(self, forced_end: Callable[[int], None] | None) -> int | None:
         """Until every shard is finished: None; or until something stops the run: its exit code."""
@@ -205,6 +219,8 @@ class _Run:
             "summary_json": None,
             "requeue": False,
         }
+        if self.devices[place] == "cpu" and self.config.kv_memory is None:
+            changed["kv_memory"] = self.cpu_kv_memory
         config = self.config.model_copy(update=changed)
         return {"config": config.model_dump(mode="json", exclude_defaults=True), "processors": processors}
 

@@ -70,26 +70,19 @@ def merge_shards(output: Path, inputs: Sequence[str] = (), *, partial: bool = Fa
     check_inputs(inputs, job.reader)
     store = ShardedStore(output, job.columns(job.reader.pattern), begun, job.output_format)
     with store:
-        seen = _look_up(store, inputs, job)
+        shared, calls_tools, damage = _look_up(store, inputs, job)
         missing = store.missing
         table = None
         if partial or not missing:
-            columns = job.columns(seen.shared_pattern, store.has_reasoning, seen.calls_tools)
+            columns = job.columns(shared, store.has_reasoning, calls_tools)
             table = store.finish(columns, partial=bool(missing))
-    return Merged(table, begun[0].shard.count, missing, seen.damage)
+    return Merged(table, begun[0].shard.count, missing, damage)
 
 
-@dataclass(frozen=True)
-class _Seen:
-    """What the input holds: the pattern that all valid rows share, and what was wrong with it."""
-
-    shared_pattern: Pattern | None
-    calls_tools: bool
-    damage: InputError | None
-
-
-def _look_up(store: ShardedStore, inputs: Sequence[str], job: JobDescription) -> _Seen:
-    """Look every row up."""
+def _look_up(
+    store: ShardedStore, inputs: Sequence[str], job: JobDescription
+) -> tuple[Pattern | None, bool, InputError | None]:
+    """Look every row up; the pattern that all valid rows share, whether any calls tools, what was wrong."""
     patterns: set[Pattern | None] = set()
     calls_tools = False
     damage = None
@@ -101,7 +94,7 @@ def _look_up(store: ShardedStore, inputs: Sequence[str], job: JobDescription) ->
             store.contains(row)
     except InputError as error:
         damage = error
-    return _Seen(next(iter(patterns)) if len(patterns) == 1 else None, calls_tools, damage)
+    return (next(iter(patterns)) if len(patterns) == 1 else None), calls_tools, damage
 
 
 def _merged_before(output: Path, quiet: bool) -> int:

@@ -88,8 +88,8 @@ class StructuredGenerator:
     def _columns(self, names: Sequence[str]) -> Columns:
         own = {*FIELDS, self.config.schema_column}
         shared = None if own & set(names) else self.pattern
-        thinks = self._decoder.end is not None
-        return job.make_columns(self.config, shared, reasoning=thinks, tool_calls="tools" in names)
+        calls_tools = "tools" in names
+        return job.make_columns(self.config, shared, self._decoder.end is not None, calls_tools)
 
 
 def _warn_of_starvation() -> None:

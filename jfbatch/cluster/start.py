@@ -38,7 +38,7 @@ def start(config: RunConfig) -> int:
 def _run(config: RunConfig, forced_end: Callable[[int], None] | None = None) -> int:
     if config.devices is not None:
         return run_on_devices(config, forced_end)
-    return job.run(config, forced_end=forced_end)
+    return job.run(config, job.Surroundings(forced_end=forced_end))
 
 
 def _parts(config: RunConfig) -> frozenset[Path]:

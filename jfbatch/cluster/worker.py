@@ -74,7 +74,7 @@ def main(descriptor: int) -> int:
     from jfbatch import job
 
     try:
-        code = job.run(config, progress)
+        code = job.run(config, job.Surroundings(progress))
     except JfbatchError as error:
         progress.tell(error=str(error), code=error.exit_code)
         return error.exit_code

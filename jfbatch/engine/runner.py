@@ -23,6 +23,9 @@ from jfbatch.engine.kv_cache import SlotPool
 from jfbatch.engine.linear import pack_linears
 from jfbatch.errors import ModelError
 
+KV_DTYPES = {"auto": None, "f32": torch.float32, "bf16": torch.bfloat16}
+"""What the KV storage may hold, by the names people give; auto is as Runner says."""
+
 # model_type of the architectures whose greedy tokens the tests compare with generate(). Others are
 # compared with their own attention once, at the start.
 TESTED_ARCHITECTURES = frozenset(

@@ -42,7 +42,7 @@ class TensorParallelOrder:
     name: str
     device: str
     dtype: str
-    kv_dtype: str  # a key of KV_DTYPES
+    kv_dtype: str
     cache_dir: str
     trust_remote_code: bool
     threads: int
@@ -140,7 +140,7 @@ class LeadingRunner(Runner):
 
     pool_type = LeadingPool
 
-    def __init__(self, model: Any, kv_dtype: torch.dtype | None = None) -> None:
+    def __init__(self, model: Any, kv_dtype: torch.dtype | None) -> None:
         self.channel: Channel | None = None  # while the model is proved, all processes do the same anyway
         super().__init__(model, kv_dtype, pack=False)
 

@@ -75,7 +75,8 @@ def write_summary(
     try:
         path.write_text(json.dumps(document, indent=2, default=dict) + "\n", encoding="utf-8")
     except OSError as error:
-        raise OutputError(f"{path} cannot be written: {error.strerror or error}") from None
+        state = "the table is complete" if finished else "what was committed is kept"
+        raise OutputError(f"{path} cannot be written: {error.strerror or error}; {state}") from None
 
 
 def print_summary(

@@ -30,7 +30,7 @@ class JobDescription:
     any_integers: bool = False
 
     def columns(self, pattern: Pattern | None, reasoning: bool = False, tool_calls: bool = False) -> Columns:
-        """The table's columns, `pattern` being what all rows share; the last two where rows need them."""
+        """The table's columns, `pattern` being what all rows share."""
         return Columns(
             pattern,
             self.flatten,
