@@ -18,8 +18,8 @@ import time
 from pathlib import Path
 from statistics import median
 
+from jfbatch.config import default_cache_directory
 from jfbatch.engine.model import converted_path, demo_file
-from jfbatch.settings_sources import default_cache_directory
 
 ROOT = Path(__file__).parents[1]
 LIMIT = 1.5  # seconds that the first row may come after the plain script is done

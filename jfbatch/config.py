@@ -18,13 +18,11 @@ from typing import Annotated, Any, Literal
 import pydantic
 
 from jfbatch.errors import UsageError
-from jfbatch.settings_sources import (
-    ENVIRONMENT_PREFIX,
-    default_cache_directory,
-    from_environment,
-    read_settings,
-)
+from jfbatch.settings_file import read_settings
 
+ENVIRONMENT_PREFIX = "JFBATCH_"
+# Variables with the prefix that are no settings of a run.
+_OTHER_VARIABLES = frozenset({"JFBATCH_CONFIG", "JFBATCH_TEST_DATA"})
 _BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
 
 
@@ -395,6 +393,15 @@ def shown_default(setting: Setting) -> str:
     if isinstance(setting.default, bool):
         return "on" if setting.default else "off"
     return f"{setting.default:g}" if isinstance(setting.default, float) else str(setting.default)
+
+
+def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    """The settings in JFBATCH_* variables, as they are written there."""
+    return {
+        variable.removeprefix(ENVIRONMENT_PREFIX).lower(): value
+        for variable, value in sorted(environment.items())
+        if variable.startswith(ENVIRONMENT_PREFIX) and variable not in _OTHER_VARIABLES and value != ""
+    }
 
 
 def _nearest(name: str, known: Mapping[str, Any]) -> str:

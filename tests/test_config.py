@@ -16,7 +16,6 @@ from jfbatch.config import (
 )
 from jfbatch.configuration_page import configuration_page
 from jfbatch.errors import UsageError
-from jfbatch.settings_sources import default_cache_directory
 
 ROOT = Path(__file__).parent.parent
 

@@ -20,6 +20,7 @@ import torch
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from bench import workload
+from jfbatch.config import default_cache_directory
 from jfbatch.engine.retokenize import Retokenizer
 from jfbatch.engine.sampler import Draw, choose
 from jfbatch.engine.tokenizer import load_tokenizer
@@ -31,7 +32,6 @@ from jfbatch.rows.result import RowResult
 from jfbatch.rows.row import Pattern, Row
 from jfbatch.rows.store import Store
 from jfbatch.rows.validate import validator
-from jfbatch.settings_sources import default_cache_directory
 
 PATTERN = Pattern.of_schema(workload.SCHEMA)
 VALUE = {

@@ -6,8 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from jfbatch.config import RunConfig, settings
-from jfbatch.settings_sources import from_environment
+from jfbatch.config import RunConfig, from_environment, settings
 
 
 def as_arguments(

@@ -33,8 +33,6 @@ TESTED_ARCHITECTURES = frozenset(
     | {"gpt_neox", "gpt_oss"}
 )
 
-KV_DTYPES = {"auto": None, "f32": torch.float32, "bf16": torch.bfloat16}
-
 _KNOWN_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 
 # What third-party model code raises when it is run in a way it was not written for.

@@ -21,7 +21,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from jfbatch.settings_sources import default_cache_directory
+from jfbatch.config import default_cache_directory
 from tests.run_command import Job, write_lines
 from tests.tiny_model import save_tiny_model
 

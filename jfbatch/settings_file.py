@@ -1,22 +1,14 @@
-"""What settings are read from: a YAML file, read as YAML 1.2 has it (what looks like text is text), and the
-environment.
-"""
+"""A YAML file with settings, read as YAML 1.2 has it: what looks like text is text."""
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from jfbatch.errors import UsageError
-
-ENVIRONMENT_PREFIX = "JFBATCH_"
-# Variables with the prefix that are no settings of a run.
-_OTHER_VARIABLES = frozenset({"JFBATCH_CONFIG", "JFBATCH_TEST_DATA"})
 
 
 class _Yaml12Loader(yaml.SafeLoader):  # type: ignore[misc]
@@ -68,24 +60,3 @@ def read_settings(file: Path) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise UsageError(f"{file}: must be a mapping of settings to values, not a {type(document).__name__}")
     return {str(name): value for name, value in document.items()}
-
-
-def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
-    """The settings in JFBATCH_* variables, as they are written there."""
-    return {
-        variable.removeprefix(ENVIRONMENT_PREFIX).lower(): value
-        for variable, value in sorted(environment.items())
-        if variable.startswith(ENVIRONMENT_PREFIX) and variable not in _OTHER_VARIABLES and value != ""
-    }
-
-
-def default_cache_directory(environment: Mapping[str, str] | None = None) -> Path:
-    """$JFBATCH_CACHE_DIR, else a node's own disk under Slurm, else the user's cache directory."""
-    environment = os.environ if environment is None else environment
-    if chosen := environment.get("JFBATCH_CACHE_DIR"):
-        return Path(chosen)
-    node_local = ("SLURM_TMPDIR", "TMPDIR") if "SLURM_JOB_ID" in environment else ("SLURM_TMPDIR",)
-    for variable in (*node_local, "XDG_CACHE_HOME"):
-        if base := environment.get(variable):
-            return Path(base) / "jfbatch"
-    return Path.home() / ".cache" / "jfbatch"
