@@ -159,6 +159,8 @@ def check_settings(config: RunConfig) -> None:
     """Raise UsageError on settings that exclude each other."""
     if config.raw and config.system is not None:
         raise UsageError("a system text needs the chat template: give either --system or --raw")
+    if config.keep_parts and (config.shard is not None or config.devices is not None):
+        raise UsageError("--keep-parts is for one process: the parts of shards go once they are merged")
     if config.tensor_parallel > 1 and config.devices is not None:
         raise UsageError("give either --devices, for many rows at once, or --tensor-parallel")
     tool_format(config.tool_format)

@@ -11,6 +11,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 
 from jfbatch.errors import UsageError
@@ -49,8 +50,10 @@ def requeue(made_progress: bool, environment: Mapping[str, str] | None = None) -
             file=sys.stderr,
         )
         return False
-    # Requeueing kills this job; what is committed stays, and nothing more is to be done.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if threading.current_thread() is threading.main_thread():
+        # Requeueing kills this job; what is committed stays, and nothing more is to be done. On the way to
+        # an end by force, in another thread, the run's own handler is still there and ignores it.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     told, state = _scontrol("show", "job", name)
     found = _STATE.search(state)
     if not told or found is None:

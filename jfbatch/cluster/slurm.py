@@ -21,7 +21,7 @@ from jfbatch.errors import OutputError, UsageError
 _SIGNAL_SECONDS = 120
 _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 _ARRAY = re.compile(r"(?:1-)?(\d{1,6})(%\d{1,6})?")
-_OURS = re.compile(r"(--array|-a|--dependency|-d|--parsable|--signal|--wrap)(=.*|\b.*)?")
+_OURS = re.compile(r"-[ad].*|--(array|dependency|parsable|signal|wrap)(=.*)?", re.DOTALL)
 
 
 @dataclass(frozen=True)

