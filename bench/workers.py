@@ -2,7 +2,7 @@
 
 Runs the same rows through the tests' tiny model with `--devices cpu:N`, each worker with one thread on
 processors of its own as far as there are enough, and prints a table in Markdown. Few rows are mostly the
-start (imports, model), which every process pays; the difference to many is the work. The tables must be equal.
+start (imports, model), which every process pays; the difference to many is the work. Tables must be equal.
 """
 
 from __future__ import annotations
