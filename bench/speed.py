@@ -146,7 +146,7 @@ def run_dtype(dtype: str, arguments: argparse.Namespace) -> Iterator[tuple[Case,
         other = greedy.setdefault((case.batch, case.jump), measured.texts)
         if other != measured.texts:
             different = sum(left != right for left, right in zip(other, measured.texts, strict=True))
-            print(f"drafts changed {different} rows: they must change none", file=sys.stderr)
+            sys.exit(f"drafts changed {different} rows: they must change none")
         yield case, figures
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from jfbatch import outcomes
+from jfbatch.report import summary as written
 from tests.run_command import ROOT, Job, write_lines
 
 REGEX = ("--regex", "[A-Z][a-z]{6,12} [a-z]{4,9}", "-q")
@@ -101,17 +101,17 @@ def test_a_summary_that_cannot_be_written_in_the_end_leaves_the_table(
 ) -> None:
     summary = job.directory / "summaries" / "summary.json"
     summary.parent.mkdir()
-    real = outcomes.Outcomes.write_summary
+    real = written.write_summary
 
     def vanished(*arguments: Any, **more: Any) -> None:
         summary.parent.rmdir()
         real(*arguments, **more)
 
-    monkeypatch.setattr(outcomes.Outcomes, "write_summary", vanished)
+    monkeypatch.setattr(written, "write_summary", vanished)
     assert job.start(ROWS, *REGEX, "--summary-json", summary) == 74
     complaint = capsys.readouterr().err
     assert complaint.count("\n") == 1 and str(summary) in complaint
-    assert f"{job.output} is complete" in complaint
+    assert "the table is complete" in complaint
     assert len(job.rows()) == 12
 
 

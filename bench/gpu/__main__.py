@@ -8,6 +8,7 @@ take longer) is what counts. Cases that do not fit the time are left out and nam
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import re
 import sys
@@ -156,6 +157,7 @@ def main() -> None:
                     print(line(item), flush=True)
                 else:
                     notes.append(item)
+            gc.collect()  # the model goes before the next one comes
             if device.type == "cuda":
                 torch.cuda.empty_cache()
     for note in notes:

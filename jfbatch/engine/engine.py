@@ -286,7 +286,7 @@ class Engine:
         with self.span("mask"):
             masks = self._masks(windows)
         windows = [window for window in windows if window.open]
-        rows = [window.row for window in windows]
+        rows = [window.row for window in windows if window.row is not None]
         masked = time.perf_counter()
         self.statistics.mask_seconds += masked - started
         if not rows:
@@ -297,8 +297,7 @@ class Engine:
             for request in [window.sequence.request]
         ]
         with self.span("choose"):
-            candidates = logits if len(rows) == logits.shape[0] else logits[rows]
-            choices = choose(candidates, masks, draws, self.config.log_probabilities)
+            choices = choose(logits, masks, draws, self.config.log_probabilities, rows)
         sampled = time.perf_counter()
         self.statistics.sample_seconds += sampled - masked
         with self.span("accept"):

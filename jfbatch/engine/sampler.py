@@ -10,11 +10,18 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from jfbatch.engine import cpu_kernels
+from jfbatch.engine.cpu_attention import in_parallel
+
+_WORTH_SHARING = 16  # rows that one thread handles sooner than two that must be told to
 
 # What the eight tokens of a mask byte get added to their logits: float32 [256, 8].
 _BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
@@ -52,13 +59,18 @@ def uniform(seed: int, key: str, position: int) -> float:
 
 @torch.inference_mode()
 def choose(
-    logits: Tensor, masks: NDArray[np.uint32], draws: Sequence[Draw], with_log_probabilities: bool = False
+    logits: Tensor,
+    masks: NDArray[np.uint32],
+    draws: Sequence[Draw],
+    with_log_probabilities: bool = False,
+    positions: Sequence[int] | None = None,
 ) -> Choices:
     """Choose one token per row.
 
     Parameters
     ----------
-    logits: float32 [rows, vocabulary]; overwritten.
+    logits: float32 [positions, vocabulary]; may be overwritten where no `positions` are given.
+    positions: where each row's logits are; by default one position per row.
     masks: uint32 [rows, words], bit t of a row = token t may come next. Logits beyond the mask are
         forbidden; bits beyond the logits are ignored.
     draws: one per row.
@@ -66,6 +78,11 @@ def choose(
     A row whose allowed logits hold NaN, or whose mask allows nothing, is reported in `failures`;
     its token id means nothing.
     """
+    greedy = not with_log_probabilities and all(draw.temperature == 0 for draw in draws)
+    if greedy and logits.device.type == "cpu":
+        return _best_allowed(logits, masks, range(len(draws)) if positions is None else positions)
+    if positions is not None:
+        logits = logits[list(positions)]
     normalizers = torch.logsumexp(logits, dim=1) if with_log_probabilities else None
     forbid(logits, masks)
     token_ids = _first_best(logits)
@@ -77,18 +94,52 @@ def choose(
     if normalizers is not None:
         chosen = logits.gather(1, token_ids.unsqueeze(1)).squeeze(1)
         log_probabilities = (chosen - normalizers).cpu().numpy()
-    ids = token_ids.cpu().numpy()
+    ids, best_values = token_ids.cpu().numpy(), best.cpu().numpy()
+    failures = _settle(ids, ~np.isfinite(best_values), ~(best_values < np.inf), masks, logits.shape[1])
+    return Choices(ids, log_probabilities, failures)
+
+
+def _best_allowed(logits: Tensor, masks: NDArray[np.uint32], positions: Sequence[int]) -> Choices:
+    """Greedy choices on a CPU, in one pass over the logits of the rows' positions."""
+    ids, wrong = np.empty(len(positions), np.int64), np.empty(len(positions), np.bool_)
+    numbers, bits = logits.numpy(), logits.view(torch.uint32).numpy()
+    places = np.array(positions, np.int64)
+    parts = max(1, min(torch.get_num_threads(), len(places) // _WORTH_SHARING))
+    bounds = [len(places) * index // parts for index in range(parts + 1)]
+    slices = [slice(*pair) for pair in pairwise(bounds)]
+    in_parallel(
+        [
+            partial(
+                cpu_kernels.best_allowed, numbers, bits, places[part], masks[part], ids[part], wrong[part]
+            )
+            for part in slices
+        ]
+    )
+    return Choices(ids, None, _settle(ids, wrong | (ids < 0), wrong, masks, logits.shape[1]))
+
+
+def _settle(
+    ids: NDArray[np.int64],
+    odd: NDArray[np.bool_],
+    wrong: NDArray[np.bool_],
+    masks: NDArray[np.uint32],
+    width: int,
+) -> dict[int, str]:
+    """Give each odd row a token after all, in place, or say why it has none.
+
+    `wrong`: whether an allowed logit is not a number, or infinite.
+    """
     failures: dict[int, str] = {}
-    for row in np.flatnonzero(~np.isfinite(best.cpu().numpy())):
+    for row in np.flatnonzero(odd):
         allowed = np.flatnonzero(np.unpackbits(masks[row].view(np.uint8), bitorder="little"))
-        allowed = allowed[allowed < logits.shape[1]]
+        allowed = allowed[allowed < width]
         if not len(allowed):
             failures[int(row)] = "the grammar allows no token of the model's vocabulary here"
-        elif bool(torch.isnan(best[row])):
+        elif wrong[row]:
             failures[int(row)] = "the model gave logits that are not numbers"
         else:  # every allowed token has probability 0: still, one of them comes next
             ids[row] = allowed[0]
-    return Choices(ids, log_probabilities, failures)
+    return failures
 
 
 def forbid(logits: Tensor, masks: NDArray[np.uint32]) -> None:

@@ -188,6 +188,9 @@ def _response_format(value: Any) -> Iterator[tuple[str, PatternKind, Any]]:
     if not isinstance(value, dict) or not isinstance(value.get("type"), str):
         raise RowProblem('response_format must be an object with a "type"', field=field)
     form = value["type"]
+    if form == "structural_tag":  # its keys are read with the tags
+        yield "response_format.structural_tag", "tags", value
+        return
     _refuse_unknown(field, value, _RESPONSE_FORMAT_KEYS)
     if form == "text":
         return
@@ -197,8 +200,6 @@ def _response_format(value: Any) -> Iterator[tuple[str, PatternKind, Any]]:
             raise RowProblem("response_format json_schema has no json_schema.schema", field=field)
         _refuse_unknown(f"{field}.json_schema", inner, _JSON_SCHEMA_KEYS)
         yield "response_format.json_schema", "schema", inner["schema"]
-    elif form == "structural_tag":
-        yield "response_format.structural_tag", "tags", value
     elif form == "json_object":
         schema = value.get("schema")
         yield "response_format.json_object", "schema", FREE_OBJECT if schema is None else schema

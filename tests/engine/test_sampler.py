@@ -30,8 +30,12 @@ def test_greedy_is_the_first_best_allowed_token(data: st.DataObject, width: int,
         [data.draw(st.lists(values, min_size=width, max_size=width)) for _ in range(rows)], np.float32
     )
     masks = np.stack([mask_of(row, words) for row in allowed])
-    choices = choose(torch.tensor(logits), masks, [GREEDY] * rows)
+    order = data.draw(st.permutations(range(rows)))
+    choices = choose(
+        torch.tensor(logits[order]), masks, [GREEDY] * rows, positions=np.argsort(order).tolist()
+    )
     assert not choices.failures
+    assert (choices.token_ids == choose(torch.tensor(logits), masks, [GREEDY] * rows).token_ids).all()
     for row in range(rows):
         best = max(sorted(allowed[row]), key=lambda token: logits[row, token])
         assert choices.token_ids[row] == best
@@ -51,6 +55,25 @@ def test_nan_logits_and_empty_masks_fail_their_own_rows_only() -> None:
     assert set(choices.failures) == {1, 2}
     assert "not numbers" in choices.failures[1]
     assert "no token" in choices.failures[2]
+    infinite = torch.tensor([[1.0, float("inf")], [float("nan"), 2.0], [-float("inf"), -float("inf")]])
+    masks = np.stack([mask_of([0, 1], 1), mask_of([1], 1), mask_of([1], 1)])
+    choices = choose(infinite.clone(), masks, [GREEDY] * 3)
+    assert set(choices.failures) == {0} and choices.token_ids[1:].tolist() == [1, 1]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 200))
+def test_greedy_by_one_pass_equals_greedy_by_many(seed: int, width: int) -> None:
+    """With log probabilities wanted, another way to the same choice is taken."""
+    generator = np.random.default_rng(seed)
+    logits = torch.from_numpy(generator.choice([-1.5, 0, 1, np.nan, np.inf, -np.inf, 7], (5, width)))
+    logits = logits.float()
+    masks = generator.integers(0, 2**32, (5, 4), np.uint32) & generator.integers(0, 2**32, (5, 4), np.uint32)
+    fast = choose(logits.clone(), masks, [GREEDY] * 5)
+    slow = choose(logits.clone(), masks, [GREEDY] * 5, with_log_probabilities=True)
+    assert fast.failures.keys() <= slow.failures.keys()  # the other way, infinity that is forbidden fails too
+    good = [row for row in range(5) if row not in slow.failures]
+    assert (fast.token_ids[good] == slow.token_ids[good]).all()
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
