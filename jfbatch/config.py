@@ -183,7 +183,9 @@ class RunConfig(pydantic.BaseModel):
     max_reasoning_tokens: int = _setting(
         1024, "Sampling", "Most tokens of thinking before an output, besides --max-tokens.", ge=0
     )
-    temperature: float = _setting(0.0, "Sampling", "0 takes the likeliest token; above it, sample.", ge=0)
+    temperature: float = _setting(
+        0.0, "Sampling", "0 takes the likeliest token; above it, sample.", ge=0, le=1000
+    )
     seed: int = _setting(0, "Sampling", "Seed of sampling; an output depends on it and its row alone.")
     repetition_stop: bool = _setting(
         True, "Sampling", "End an output that repeats the same 20 tokens 8 times over (on or off)."

@@ -86,7 +86,8 @@ def run_plan(config: RunConfig, plan: Plan, surroundings: Surroundings, span: Sp
             write_summary(config, outcomes.statistics(outcomes.counts), outcomes.counts, code, finished=False)
             progress.say(how_to_continue(config, outcomes))
             return code
-        columns = make_columns(config, outcomes.shared_pattern, store.has_reasoning, outcomes.calls_tools)
+        pattern = outcomes.shared_pattern_or(plan.pattern)
+        columns = make_columns(config, pattern, store.has_reasoning, outcomes.calls_tools)
         with span("finish table"):
             finished = store.finish(columns) if plan.shard is None else store.finish_shard()
     statistics = outcomes.statistics(finished.statuses)
@@ -129,9 +130,16 @@ def check(config: RunConfig) -> Plan:
     if config.output is None:
         raise UsageError("no output: say where the table goes with -o TABLE.parquet")
     check_settings(config)
-    for flag, file in (("--summary-json", config.summary_json), ("--profile", config.profile)):
-        if file is not None and not file.parent.is_dir():
+    extra = {
+        flag: file
+        for flag, file in (("--summary-json", config.summary_json), ("--profile", config.profile))
+        if file is not None
+    }
+    for flag, file in extra.items():
+        if not file.parent.is_dir():
             raise UsageError(f"{flag}: there is no directory {file.parent}")
+        if file.is_dir():
+            raise UsageError(f"{flag}: {file} is a directory: name a file")
     pattern = default_pattern(config)
     if pattern is not None:
         check_pattern(config, pattern)
@@ -143,14 +151,22 @@ def check(config: RunConfig) -> Plan:
         id_column=config.id_column,
         duplicate_ids=config.duplicate_ids,
         open_objects=config.objects == "open",
-        exclude=tuple(f"{config.output}{suffix}" for suffix in ("", ".parts", ".journal", ".shards")),
+        exclude=(
+            *(f"{config.output}{suffix}" for suffix in ("", ".parts", ".journal", ".shards")),
+            *map(str, extra.values()),
+        ),
     )
     shard = Shard.parse(config.shard, config.shard_by) if config.shard else None
     if shard is not None and "-" in config.inputs:
         raise UsageError("--shard: standard input cannot be read by several shards: name a file")
+    taken = {config.output.resolve(): "output"}
+    for flag, file in extra.items():
+        if taken.setdefault(file.resolve(), flag) != flag:
+            raise UsageError(f"{flag}: {file} is written already, as {taken[file.resolve()]}: name another")
     for name in (*config.inputs, *check_inputs(config.inputs, reader)):
-        if name != "-" and Path(name).resolve() == config.output.resolve():
-            raise UsageError(f"{name} is both input and output: name another file with -o")
+        if name != "-" and (use := taken.get(Path(name).resolve())) is not None:
+            other = "-o" if use == "output" else use
+            raise UsageError(f"{name} is both input and {use}: name another file with {other}")
     check_model_name(config.model)
     return Plan(config.output, reader, pattern, shard)
 

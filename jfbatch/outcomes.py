@@ -93,9 +93,10 @@ class Outcomes:
         finally:
             self.rows_total = read
 
-    @property
-    def shared_pattern(self) -> Pattern | None:
-        """The pattern that all valid rows have; None if they differ."""
+    def shared_pattern_or(self, default: Pattern | None) -> Pattern | None:
+        """The pattern that all valid rows have; None if they differ, `default` where there is no such row."""
+        if not self._patterns:
+            return default
         return next(iter(self._patterns)) if len(self._patterns) == 1 else None
 
     # Rows leave
@@ -177,7 +178,8 @@ class Outcomes:
 
     @property
     def too_many_failures(self) -> bool:
-        bad = sum(count for status, count in self.counts.items() if status not in GOOD_STATUSES)
+        with self._lock:  # the reader thread may be counting
+            bad = sum(count for status, count in self.counts.items() if status not in GOOD_STATUSES)
         return self.max_failures is not None and bad >= self.max_failures
 
     def each_step(self) -> None:

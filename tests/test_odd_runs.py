@@ -11,10 +11,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from jfbatch.report import summary as written
-from tests.run_command import ROOT, Job, write_lines
+from tests.run_command import ROOT, Job, invoke, write_lines
 
 REGEX = ("--regex", "[A-Z][a-z]{6,12} [a-z]{4,9}", "-q")
 ROWS = [{"id": f"r{number}", "prompt": f"Who is number {number}?"} for number in range(12)]
@@ -138,3 +139,53 @@ def test_two_starts_at_once_give_one_table(job: Job) -> None:
         codes.append(process.returncode)
     assert 0 in codes
     assert texts(job) == expected
+
+
+@pytest.mark.parametrize("flag", ["--summary-json", "--profile"])
+def test_neither_input_nor_output_is_written_over_by_what_a_run_tells(
+    job: Job, flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job.run(ROWS[:2], *REGEX)
+    source, before = job.directory / "rows.jsonl", job.output.read_bytes()
+    written = source.read_bytes()
+    for file in (source, job.output, job.directory):
+        assert job.start(None, *REGEX, flag, file) == 2
+        assert flag in capsys.readouterr().err
+    assert (source.read_bytes(), job.output.read_bytes()) == (written, before)
+
+
+def test_what_a_run_tells_is_no_input_of_the_next(job: Job) -> None:
+    directory = job.directory / "in"
+    directory.mkdir()
+    write_lines(directory / "rows.jsonl", ROWS[:3])
+    command = [
+        "run",
+        str(directory),
+        *job.arguments(*REGEX, "--summary-json", directory / "summary.json")[2:],
+    ]
+    for _ in range(2):
+        assert invoke(*command) == 0
+        assert len(job.rows()) == 3
+
+
+@pytest.mark.parametrize("rows", [[], ["no JSON"]])
+def test_a_table_without_a_valid_row_has_its_schemas_columns_all_the_same(job: Job, rows: list[Any]) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    (job.directory / "s.json").write_text(json.dumps({**schema, "additionalProperties": False}))
+    flags = ("--schema", job.directory / "s.json")
+    job.run(ROWS[:1], *flags)
+    expected = pq.read_schema(job.output).field("value")
+    job.run(rows, *flags, code=1 if rows else 0)
+    assert pq.read_schema(job.output).field("value") == expected
+
+
+def test_a_reader_of_stderr_that_goes_away_ends_nothing(job: Job) -> None:
+    job.run(ROWS[:1], *REGEX)  # kernels and grammars are compiled
+    command = [sys.executable, "-m", "jfbatch", *job.arguments(*REGEX)]
+    command.remove("--quiet") if "--quiet" in command else command.remove("-q")
+    write_lines(job.directory / "rows.jsonl", ROWS)
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        process.stderr.close()
+        assert process.wait(timeout=120) == 0
+    assert len(job.rows()) == 12

@@ -106,15 +106,10 @@ class Engine:
     @torch.inference_mode()
     def step(self) -> None:
         """One forward pass over everything that can run, and all decisions its logits allow."""
-        with self.span("plan"):
-            self._scheduler.admit()
-            planned = self._scheduler.plan()
-        with self.span("draft"):
-            planned = self._with_drafts(planned)
-        with self.span("forward"):
-            logits = self._forward(planned)
-        if logits is None:
+        computed = self._compute()
+        if computed is None:
             return
+        planned, logits = computed
         windows = self._windows(planned)
         while undecided := [window for window in windows if window.row is not None]:
             self._decide(undecided, logits)
@@ -206,18 +201,27 @@ class Engine:
             saved = sum(max(window.decisions - 1, 0) for window in windows)
             self._pace.settle(len(windows), saved, sum(window.lost for window in windows))
 
-    def _forward(self, planned: list[Planned]) -> Tensor | None:
-        """The step's logits; None if memory ran out and the rows wait to be started again."""
-        started = time.perf_counter()
+    def _compute(self) -> tuple[list[Planned], Tensor] | None:
+        """A step's plan and its logits; None if memory ran out and the rows wait to be started again."""
         try:
-            logits = self.runner.forward([part.segment for part in planned])
+            with self.span("plan"):
+                self._scheduler.admit()
+                planned = self._scheduler.plan()
+            with self.span("draft"):
+                planned = self._with_drafts(planned)
+            with self.span("forward"):
+                return planned, self._forward(planned)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-            logits = None
-        if logits is None:  # outside the handler: its traceback would keep the step's tensors alive
-            self._start_again_smaller()
-            return None
+        # Outside the handler: its traceback would keep the step's tensors alive.
+        self._start_again_smaller()
+        return None
+
+    def _forward(self, planned: list[Planned]) -> Tensor:
+        """The step's logits."""
+        started = time.perf_counter()
+        logits = self.runner.forward([part.segment for part in planned])
         seconds = time.perf_counter() - started
         self._account(planned, seconds)
         self._pace.observe(sum(len(part.segment.token_ids) for part in planned), len(logits), seconds)

@@ -23,6 +23,9 @@ from jfbatch.engine.kv_cache import SlotPool
 from jfbatch.engine.linear import pack_linears
 from jfbatch.errors import ModelError
 
+# How torch and oneDNN say on a CPU that an allocation failed; the last says no more than that.
+_OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "could not create a primitive")
+
 KV_DTYPES = {"auto": None, "f32": torch.float32, "bf16": torch.bfloat16}
 """What the KV storage may hold, by the names people give; auto is as Runner says."""
 
@@ -216,4 +219,4 @@ def is_out_of_memory(error: RuntimeError) -> bool:
     """Whether torch says, on whatever device, that an allocation failed."""
     if isinstance(error, torch.OutOfMemoryError):
         return True
-    return "can't allocate memory" in str(error) or "not enough memory" in str(error)
+    return any(words in str(error) for words in _OUT_OF_MEMORY)

@@ -23,6 +23,8 @@ from jfbatch.engine.cpu_attention import in_parallel
 
 _WORTH_SHARING = 16  # rows that one thread handles sooner than two that must be told to
 
+_LEAST_TEMPERATURE = 1e-30
+
 # What the eight tokens of a mask byte get added to their logits: float32 [256, 8].
 _BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
 _PENALTIES = np.where(_BITS == 1, np.float32(0), np.float32(-np.inf))
@@ -143,9 +145,9 @@ def _settle(
 
 
 def forbid(logits: Tensor, masks: NDArray[np.uint32]) -> None:
-    """Set the logits of tokens outside the masks to -inf, in place (NaN and +inf become NaN there).
+    """Set the logits of tokens outside the masks to -inf, in place, whatever they are.
 
-    Adding a penalty looked up per mask byte is ten times faster on a CPU than a masked fill.
+    A penalty looked up per mask byte is far faster on a CPU than a mask made of its bits.
     """
     width = logits.shape[1]
     packed = np.ascontiguousarray(masks).view(np.uint8)
@@ -155,7 +157,8 @@ def forbid(logits: Tensor, masks: NDArray[np.uint32]) -> None:
         table = torch.from_numpy(_PENALTIES).to(logits.device)
         penalties = table[torch.from_numpy(packed).to(logits.device).int()].flatten(1)
     covered = min(penalties.shape[1], width)
-    logits[:, :covered] += penalties[:, :covered]
+    penalties = penalties[:, :covered]
+    logits[:, :covered] = torch.where(penalties < 0, penalties, logits[:, :covered])
     logits[:, covered:] = -torch.inf
 
 
@@ -168,7 +171,9 @@ def _first_best(logits: Tensor) -> Tensor:
 
 def _sampled(logits: Tensor, draws: list[Draw]) -> Tensor:
     """Token ids [rows] drawn from softmax(logits / temperature); masked logits are -inf."""
-    temperatures = torch.tensor([draw.temperature for draw in draws], device=logits.device)
+    # Less than this is 0 in float32; the likeliest token is certain long before.
+    least = [max(draw.temperature, _LEAST_TEMPERATURE) for draw in draws]
+    temperatures = torch.tensor(least, device=logits.device)
     scaled = (logits - logits.amax(dim=1, keepdim=True)) / temperatures.unsqueeze(1)
     cumulative = torch.softmax(scaled, dim=1).double().cumsum_(dim=1)
     points = [uniform(draw.seed, draw.key, draw.position) for draw in draws]

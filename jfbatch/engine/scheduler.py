@@ -64,9 +64,20 @@ class Scheduler:
         longest = max((sequence.longest for sequence in self.running), default=0)
         while self.waiting and len(self.running) < self.batch_size:
             longest = max(longest, self.waiting[0].longest)
-            if self.running and self.kv_bytes(len(self.running) + 1, longest) > self.kv_memory:
+            if self.running and not self._has_room(longest):
                 break
-            self._place(self.waiting.pop(0))
+            self._place(self.waiting[0])
+            del self.waiting[0]  # now, as placing it may run out of memory
+
+    def _has_room(self, longest: int) -> bool:
+        """Whether one more row fits the budget, all being `longest`; makes room between the slots in use."""
+        rows = len(self.running) + 1
+        if self.kv_bytes(rows, longest) > self.kv_memory:
+            return False
+        slots = max(sequence.slot for sequence in self.running) + 1
+        if slots > len(self.running) and self.kv_bytes(max(slots, rows), longest) > self.kv_memory:
+            self._close_gaps()
+        return True
 
     def _place(self, sequence: Sequence) -> None:
         """Take the lowest free slot and reuse the longest prefix any slot has or will have."""
@@ -141,7 +152,10 @@ class Scheduler:
         length = rounded_length(max(len(sequence.token_ids) for sequence in everyone))
         if self.pool.length - SHRINK_AT < length < self.pool.length:
             length = self.pool.length
-        slots = max(self.pool.slots, max(sequence.slot for sequence in everyone) + 1)
+        needed = max(sequence.slot for sequence in everyone) + 1
+        slots = max(self.pool.slots, needed)
+        if self.kv_bytes(slots, length) > self.kv_memory:
+            slots = needed  # what few long rows need is not held by slots of many short ones
         if slots > self.pool.slots:  # room for those that wait too, so that the pool is moved once
             expected = min(self.batch_size, len(everyone) + len(self.waiting))
             if self.kv_bytes(max(slots, expected), length) <= self.kv_memory:

@@ -46,6 +46,14 @@ def format_seconds(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
+class LastingConsole(Console):
+    """A console whose reader may go: rich would end the program, in the middle of a run."""
+
+    def on_broken_pipe(self) -> None:
+        """Say nothing more."""
+        self.quiet = True
+
+
 class Progress:
     """Shows how a run gets on; a context manager. Writes to `stream` (stderr), never to stdout."""
 
@@ -58,7 +66,7 @@ class Progress:
     ) -> None:
         self._quiet = quiet
         self._clock = clock
-        self._console = Console(
+        self._console = LastingConsole(
             file=stream if stream is not None else sys.stderr, highlight=False, soft_wrap=True
         )
         self._on_terminal = self._console.is_terminal and not self._console.is_dumb_terminal

@@ -8,11 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from rich.console import Console
 from rich.text import Text
 
 from jfbatch.errors import OutputError
-from jfbatch.report.progress import format_seconds
+from jfbatch.report.progress import LastingConsole, format_seconds
 from jfbatch.report.statistics import GOOD_STATUSES, RunStatistics
 
 
@@ -27,7 +26,6 @@ def summary_lines(statistics: RunStatistics, output: Path | None) -> list[tuple[
     if statistics.rows_kept:
         rows += f" ({statistics.rows_kept:,} kept from an earlier start)"
     completion = statistics.completion_tokens
-    per_token = f" ({statistics.forward_passes / completion:.2f} per output token)" if completion else ""
     patterns = (
         f"{statistics.patterns_compiled:,} compiled, {statistics.patterns_loaded:,} loaded from the cache"
     )
@@ -44,7 +42,7 @@ def summary_lines(statistics: RunStatistics, output: Path | None) -> list[tuple[
         ("patterns", patterns),
         ("prompt tokens", f"{statistics.prompt_tokens:,}"),
         ("output tokens", f"{completion:,}: {sampled}, {jumped} ({statistics.jumped_share:.0%})"),
-        ("forward passes", f"{statistics.forward_passes:,}{per_token}"),
+        ("steps", f"{statistics.forward_passes:,} forward passes of the batch"),
         ("time", f"{format_seconds(statistics.elapsed_seconds)}: {', '.join(times)}"),
         ("speed", f"{statistics.rows_per_second:.2f} rows/s, {statistics.tokens_per_second:.0f} tokens/s"),
     ]
@@ -85,6 +83,8 @@ def print_summary(
     """Print the summary to `stream` (stderr) unless quiet. `output` is None where no table was written."""
     if quiet:
         return
-    console = Console(file=stream if stream is not None else sys.stderr, highlight=False, soft_wrap=True)
+    console = LastingConsole(
+        file=stream if stream is not None else sys.stderr, highlight=False, soft_wrap=True
+    )
     for what, figures in summary_lines(statistics, output):
         console.print(Text.assemble((f"{what:<15}", "bold"), figures))

@@ -17,10 +17,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TextIO
 
-from rich.console import Console
 from rich.table import Table
 
 from jfbatch.errors import OutputError
+from jfbatch.report.progress import LastingConsole
 
 MOST_EVENTS = 2_000_000  # kept for the file, some 200 MB of JSON; the table counts those after them as well
 
@@ -181,7 +181,9 @@ def outside_the_forward_pass(trace: Trace) -> float | None:
 
 def print_table(trace: Trace, stream: TextIO | None = None) -> None:
     """Print, per thread, each kind's calls, own seconds and share of the time since the trace began."""
-    console = Console(file=stream if stream is not None else sys.stderr, highlight=False, soft_wrap=True)
+    console = LastingConsole(
+        file=stream if stream is not None else sys.stderr, highlight=False, soft_wrap=True
+    )
     elapsed = time.perf_counter() - trace.started
     for lane in sorted(trace.lanes, key=lambda lane: -lane.busy):
         table = Table(box=None, pad_edge=False, title=f"{lane.name}: {elapsed:.2f} s", title_justify="left")

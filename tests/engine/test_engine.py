@@ -453,3 +453,24 @@ def test_what_the_engine_needs_of_a_matcher_is_refused_politely() -> None:
     assert done.reason == "finished"
     assert done.jumped_tokens == 0
     json.loads(done.text)
+
+
+def test_memory_running_out_while_the_pool_grows_halves_the_batch_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reference = completions(engine(), [record(str(i), i) for i in range(8)])
+    used = engine()
+    used.runner.pool.clear()
+    resize = used.runner.pool.resize
+
+    def narrow(slots: int, length: int) -> None:
+        if slots > 3:
+            raise RuntimeError("could not create a primitive")
+        resize(slots, length)
+
+    monkeypatch.setattr(used.runner.pool, "resize", narrow)
+    done = completions(used, [record(str(i), i) for i in range(8)])
+    assert {key: value.token_ids for key, value in done.items()} == {
+        key: value.token_ids for key, value in reference.items()
+    }
+    assert used.statistics.out_of_memory >= 1

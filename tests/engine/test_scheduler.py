@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -162,3 +163,36 @@ def test_the_pool_gives_length_back_when_long_rows_are_gone() -> None:
     used.retire([used.running[0]])
     used.plan()
     assert used.pool.length == 32
+
+
+def test_slots_of_many_short_rows_do_not_hold_memory_that_few_long_ones_need() -> None:
+    one = pool()
+    budget = 8 * 32 * one.bytes_per_token
+    used = Scheduler(one, 8, 1000, kv_memory=budget)
+    used.add([sequence(str(i), [i, i]) for i in range(8)])
+    used.add([sequence(f"long {i}", [50 + i] * 60, limit=4) for i in range(6)])
+    used.admit()
+    assert len(used.running) == 8
+    while used.running:
+        used.plan()
+        assert one.slots * one.length * one.bytes_per_token <= budget
+        used.retire(used.running[::2])
+        used.admit()
+    assert not used.waiting
+
+
+def test_a_row_whose_place_cannot_be_had_still_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = scheduler(batch_size=4, prefill_chunk=100)
+    used.add([sequence("a", list(range(40)))])
+    used.admit()
+    run(used.plan())
+    used.retire(used.running)
+    used.add([sequence("b", [*range(40), 7])])
+
+    def full(*_sizes: int) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(used, "_reserve", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        used.admit()
+    assert keys(used.waiting) == ["b"] and not used.running
