@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import glob
+import io
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -136,7 +137,15 @@ def _words(error: BaseException) -> str:
 
 
 def _open(name: str) -> BinaryIO:
-    return open_unpacked(sys.stdin.buffer if name == STDIN else open(name, "rb"))
+    return open_unpacked(_stdin() if name == STDIN else open(name, "rb"))
+
+
+def _stdin() -> BinaryIO:
+    """Standard input by a reader of our own: with a thread waiting in its own, Python aborts when it ends."""
+    try:
+        return open(os.dup(sys.stdin.fileno()), "rb")
+    except (AttributeError, OSError, io.UnsupportedOperation):  # something else stands in for it
+        return sys.stdin.buffer
 
 
 def _records(name: str, columns: Sequence[str]) -> Iterator[Record]:
