@@ -290,8 +290,8 @@ def _number(name: str, value: Any) -> int | float | None:
     """The value as a number; a table's text cell is read as one. Raises RowProblem on anything else."""
     if isinstance(value, str):
         try:
-            value = json.loads(value)
-        except ValueError:
+            value = parse(value)
+        except RowProblem:
             raise RowProblem(f"{name} must be a number, not {_shown(value)}", name) from None
     if value is None:
         return None
