@@ -128,7 +128,8 @@ def tags_pattern(
             raise RowProblem(f"{tag.place}: begin {tag.begin!r} starts with none of the triggers")
         if not tag.end or tag.end[0] in _NUMERIC:
             kinds = tag.schema.get("type") if isinstance(tag.schema, dict) else None
-            if not {*(kinds if isinstance(kinds, list) else [kinds])} <= _SELF_DELIMITING:
+            kinds = kinds if isinstance(kinds, list) else [kinds]
+            if not all(isinstance(kind, str) and kind in _SELF_DELIMITING for kind in kinds):
                 raise RowProblem(
                     f"{tag.place}: the end {tag.end!r} could be part of a number; give another end, or a "
                     "schema whose type is not a number"

@@ -135,6 +135,8 @@ def changed(**fields: Any) -> dict[str, Any]:
         (changed(triggers=["<n", "a<n"]), "stands inside the trigger"),
         (changed(structures=[{**STRUCTURES[0], "end": "0"}]), "could be part of a number"),
         (changed(structures=[{**STRUCTURES[0], "end": ""}]), "could be part of a number"),
+        (changed(structures=[{**STRUCTURES[0], "schema": {"type": {}}, "end": ""}]), "part of a number"),
+        (changed(structures=[{**STRUCTURES[0], "schema": {"type": [{}]}, "end": ""}]), "part of a number"),
         ({"type": "structural_tag", "format": {"type": "sequence"}}, "only the type triggered_tags"),
     ],
 )
@@ -258,7 +260,8 @@ def test_messages_of_earlier_calls_are_read() -> None:
     assert read_ones[0]["content"] == ""
     assert read_ones[0]["tool_calls"][0]["function"] == {"name": "f", "arguments": {"a": 1}}
     assert read_ones[1] == {"role": "tool", "content": "5", "tool_call_id": "1"}
-    for wrong in (5, [5], [{"function": {"name": "f", "arguments": "{"}}]):
+    odd = [[{"function": {"name": "f", "arguments": arguments}}] for arguments in ("{", "[1]", [1], None)]
+    for wrong in (5, [5], *odd):
         with pytest.raises(RowProblem, match="tool_calls"):
             read_messages([{"role": "assistant", "content": None, "tool_calls": wrong}])
     with pytest.raises(RowProblem, match="no place"):
