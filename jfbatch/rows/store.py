@@ -212,9 +212,10 @@ class Store:
     def _load_parts(self, paths: list[Path], into: FinishedRows) -> None:
         for path in paths:
             found = read_records(path)
-            if found is not None:
+            has_reasoning = None if found is None else self.has_reasoning or has_values(path, "reasoning")
+            if found is not None and has_reasoning is not None:
                 records, size = found
-                self.has_reasoning = self.has_reasoning or has_values(path, "reasoning")
+                self.has_reasoning = has_reasoning
                 into.add(records, self._files.add(path, len(records), size))
 
     # --- while rows run ------------------------------------------------------------------------------
