@@ -145,6 +145,27 @@ def test_odd_structural_tags_are_the_fault_of_their_row(tmp_path: Path, tag: Any
     assert row.error is not None and said in row.error
 
 
+def test_keys_of_structural_tags_that_nobody_knows_are_refused_by_name(tmp_path: Path) -> None:
+    content = {"type": "json_schema", "json_schema": {"type": "object"}}
+    tag = {"type": "tag", "begin": "<n>", "content": content, "end": "</n>"}
+    form = {"type": "triggered_tags", "triggers": ["<n>"], "tags": [tag]}
+
+    def said(value: dict[str, Any]) -> str:
+        return read(tmp_path, {"response_format": {"type": "structural_tag", **value}}).error or ""
+
+    harmless = {**form, "tags": [{**tag, "content": {**content, "style": "json"}}]}
+    assert said({"format": {**harmless, "excludes": [], "foo": None}}) == ""
+    assert ".format.excludes" in said({"format": {**form, "excludes": ["a"]}})
+    assert ".format.foo" in said({"format": {**form, "foo": 1}})
+    assert ".foo" in said({"format": form, "foo": 1})
+    assert ".structures" in said({"format": form, "structures": STRUCTURES})
+    assert ".tags[0].foo" in said({"format": {**form, "tags": [{**tag, "foo": 1}]}})
+    styled = {**content, "style": "qwen_xml"}
+    assert ".tags[0].content.style" in said({"format": {**form, "tags": [{**tag, "content": styled}]}})
+    assert ".structures[0].foo" in said(changed(structures=[{**STRUCTURES[0], "foo": 1}]))
+    assert "unknown key response_format.structural_tag.foo" in said(changed(foo=1))
+
+
 def test_triggers_that_begin_with_another_are_left_out(tmp_path: Path) -> None:
     row = read(tmp_path, {"response_format": changed(triggers=["<n>", "<n", "<n"])})
     assert row.pattern is not None and tag_set(row.pattern).triggers == ("<n",)
