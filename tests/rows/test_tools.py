@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from jfbatch.errors import UsageError
+from jfbatch.grammar import Grammar
 from jfbatch.rows.prompt import PromptRenderer, read_messages
 from jfbatch.rows.reader import read_rows
 from jfbatch.rows.reasoning import ReasoningEnd, reasoning_end
 from jfbatch.rows.row import Pattern, Row, RowProblem
 from jfbatch.rows.tags import tag_set, value_end
 from jfbatch.rows.tools import PRESETS, as_tags, format_in, tool_format
+from tests.grammar.ebnf.acceptance import BYTES, accepts
 
 F = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
 STRUCTURES = [{"begin": "<n>", "schema": {"type": "integer"}, "end": "</n>"}]
@@ -39,6 +41,25 @@ def test_tools_of_a_row_are_its_pattern(tmp_path: Path, body: bool) -> None:
     assert row.error is None and row.pattern is not None and row.pattern.kind == "tools"
     (tag,) = tag_set(as_tags(row.pattern, PRESETS["hermes"])).tags
     assert (tag.name, tag.begin) == ("f", '<tool_call>\n{"name": "f", "arguments": ')
+
+
+@pytest.mark.parametrize("draft", ["draft-07/schema#", "draft-04/schema", "draft/2020-12/schema"])
+@pytest.mark.parametrize("target", [{"type": "integer"}, {"properties": {"a": {"type": "integer"}}}])
+def test_arguments_are_objects_where_the_parameters_are_a_reference(
+    tmp_path: Path, draft: str, target: dict[str, Any]
+) -> None:
+    address = ("https://" if "2020" in draft else "http://") + "json-schema.org/" + draft
+    parameters = {"$schema": address, "$ref": "#/definitions/p", "definitions": {"p": target}}
+    row = read(tmp_path, {"tools": [{"function": {"name": "f", "parameters": parameters}}]})
+    assert row.pattern is not None
+    (tag,) = tag_set(as_tags(row.pattern, PRESETS["hermes"])).tags
+    check = tag.validator().check
+    assert check("1") is not None and check('{"a": "x"}') is not None
+    if "properties" in target:
+        assert check('{"a": 1}') is None
+        grammar = Grammar.from_json_schema(tag.schema, BYTES)
+        texts = ("1", '{"a": 1}', '{"a": "x"}', '{"b": 1}')
+        assert [accepts(grammar, text) for text in texts] == [False, True, False, False]
 
 
 @pytest.mark.parametrize(
