@@ -196,7 +196,9 @@ def _of_an_object(schema: dict[str, Any]) -> dict[str, Any]:
         return schema
     if "$ref" not in schema or "json-schema.org/draft-0" not in str(schema.get("$schema")):
         return {"type": "object", **schema}
-    outer = {name: schema[name] for name in ("$schema", "definitions", "$defs") if name in schema}
+    outer: dict[str, Any] = {
+        name: schema[name] for name in ("$schema", "definitions", "$defs") if name in schema
+    }
     return {**outer, "type": "object", "allOf": [{"$ref": schema["$ref"]}]}
 
 
