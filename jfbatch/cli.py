@@ -316,7 +316,8 @@ def _show(
         what = "a directory, not a table" if table.is_dir() else "no such file"
         raise UsageError(f"{table}: {what}")
     try:
-        with pyarrow.parquet.ParquetFile(table) as file:
+        # Opened here, as pyarrow takes no name that is not UTF-8.
+        with open(table, "rb") as stream, pyarrow.parquet.ParquetFile(stream) as file:
             chosen = report_table.choose_columns(
                 file.schema_arrow.names, columns.split(",") if columns else None
             )

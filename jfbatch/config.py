@@ -64,7 +64,7 @@ class RunConfig(pydantic.BaseModel):
 
     # Input and output
     inputs: TextList = _setting((), "Input and output", "The files with the prompts; - is standard input.")
-    output: Path | None = _setting(None, "Input and output", "The Parquet table to write.", "-o")
+    output: Path | None = _setting(None, "Input and output", "The table to write, Parquet or JSONL.", "-o")
     output_format: Literal["auto", "parquet", "jsonl", "openai"] = _setting(
         "auto", "Input and output", "auto goes by the output's suffix; openai writes batch results."
     )
@@ -85,10 +85,15 @@ class RunConfig(pydantic.BaseModel):
         False, "Input and output", "Give date, time and date-time strings their own Arrow types."
     )
     overwrite: bool = _setting(
-        False, "Input and output", "Start anew where the output was made with different settings."
+        False,
+        "Input and output",
+        "Start anew where the output was made with different settings or by something else; with the same "
+        "settings finished rows are kept.",
     )
     retry: Literal["none", "failed", "invalid", "all"] = _setting(
-        "none", "Input and output", "Which finished rows of an earlier run to run again."
+        "none",
+        "Input and output",
+        "Which finished rows to run again: failed ones, refused and invalid ones, or all without a value.",
     )
     duplicate_ids: Literal["refuse", "keep"] = _setting(
         "refuse",

@@ -206,6 +206,12 @@ def test_show_prints_the_columns_asked_for(table: Path, capsys: pytest.CaptureFi
     assert "no column 'nope'; the table has id, status" in capsys.readouterr().err
 
 
+def test_show_takes_names_that_are_not_utf8(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    odd = table.rename(os.fsdecode(os.fsencode(table.parent) + b"/t\xff.parquet"))
+    assert invoke("show", str(odd), "--rows", "1") == 0
+    assert capsys.readouterr().out
+
+
 def test_show_of_something_else_is_an_input_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "t.parquet"
     path.write_text("no table")

@@ -24,7 +24,13 @@ def hub_answers(name: str) -> bool:
     import huggingface_hub
     from huggingface_hub import constants, errors
 
-    cached = isinstance(huggingface_hub.try_to_load_from_cache(name, "config.json"), str)
+    try:
+        cached = isinstance(huggingface_hub.try_to_load_from_cache(name, "config.json"), str)
+    except errors.HFValidationError:
+        raise ModelError(
+            f"{name}: no such directory, and no name that the hub allows; use demo, a directory, a hub name "
+            "or a .gguf file"
+        ) from None
     if constants.HF_HUB_OFFLINE:
         if cached:
             return False

@@ -5,7 +5,7 @@ Every spelling found is collected first; more than one, or one that is not known
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from jfbatch.rows.json_text import is_utf8, parse
@@ -72,24 +72,26 @@ FIELDS = frozenset(
 """The row fields that this module reads (any other guided_* field is refused as unknown)."""
 
 
-def read_pattern(fields: Mapping[str, Any], tabular: bool = False) -> Pattern | None:
+def read_pattern(fields: Mapping[str, Any], cells: Collection[str] = ()) -> Pattern | None:
     """The row's own pattern, or None. Raises RowProblem naming the field or both fields at fault.
 
-    A schema may be given as a value or as JSON text; from tables (`tabular`) only as text, because a
-    table's struct column adds nulls for the keys that other rows have.
+    A schema may be given as a value or as JSON text; the fields in `cells`, which a table holds, only as
+    text, because a table's struct column adds nulls for the keys that other rows have.
     """
-    found = list(_constraints(fields, tabular))
+    found = list(_constraints(fields, cells))
     if fields.get("tools") is None:
-        _tools(fields, tabular)  # a tool_choice without tools may be wrong
+        _tools(fields, cells)  # a tool_choice without tools may be wrong
     if not found:
         return None
     if len(found) > 1:
         names = " and ".join(name for name, _, _ in found)
         raise RowProblem(f"more than one constraint: {names}; keep one of them", field=_top(found[1][0]))
     name, kind, value = found[0]
-    pattern = _pattern(name, kind, value, tabular)
+    top = _top(name)
+    is_struct = top in cells and not isinstance(fields.get(top), str)
+    pattern = _pattern(name, kind, value, is_struct)
     if not is_utf8(pattern.text):
-        raise RowProblem(f"{name} contains a lone surrogate", field=_top(name))
+        raise RowProblem(f"{name} contains a lone surrogate", field=top)
     return pattern
 
 
@@ -144,7 +146,7 @@ def _top(name: str) -> str:
     return name.split(".", 1)[0]
 
 
-def _constraints(fields: Mapping[str, Any], tabular: bool) -> Iterator[tuple[str, PatternKind, Any]]:
+def _constraints(fields: Mapping[str, Any], cells: Collection[str]) -> Iterator[tuple[str, PatternKind, Any]]:
     """(name as written, kind, value) of every constraint that is present and not null."""
     for name, value in fields.items():
         if value is None:
@@ -153,7 +155,7 @@ def _constraints(fields: Mapping[str, Any], tabular: bool) -> Iterator[tuple[str
         if kind is not None:
             yield name, kind, value
         elif name == "tools":
-            if (tools := _tools(fields, tabular)) is not None:
+            if (tools := _tools(fields, cells)) is not None:
                 yield name, "tools", tools
         elif name == "response_format":
             yield from _response_format(value)
@@ -168,14 +170,14 @@ def _constraints(fields: Mapping[str, Any], tabular: bool) -> Iterator[tuple[str
             raise RowProblem(f"unknown constraint {name}", field=name)
 
 
-def _tools(fields: Mapping[str, Any], tabular: bool) -> Pattern | None:
+def _tools(fields: Mapping[str, Any], cells: Collection[str]) -> Pattern | None:
     """The tools of a row, JSON texts read; None where none may be called."""
     parsed = {}
     for name in ("tools", "tool_choice"):
         value = fields.get(name)
         if isinstance(value, str) and value[:1] in ("[", "{", '"'):
             value = parse_field(name, value)
-        elif tabular and isinstance(value, list | dict):
+        elif name in cells and isinstance(value, list | dict):
             raise RowProblem(f"{name} from a table must be JSON text", field=name)
         parsed[name] = value
     return read_tools(fields, parsed)
@@ -232,7 +234,7 @@ def _structured_outputs(value: Any) -> Iterator[tuple[str, PatternKind, Any]]:
             raise RowProblem(f"unknown constraint structured_outputs.{name}", field=field)
 
 
-def _pattern(name: str, kind: PatternKind, value: Any, tabular: bool) -> Pattern:
+def _pattern(name: str, kind: PatternKind, value: Any, is_struct: bool) -> Pattern:
     field = _top(name)
     if isinstance(value, Pattern):
         return value
@@ -244,7 +246,7 @@ def _pattern(name: str, kind: PatternKind, value: Any, tabular: bool) -> Pattern
     if kind == "schema":
         if isinstance(value, str):
             value = parse_field(name, value)
-        elif tabular and value is not FREE_OBJECT:
+        elif is_struct and value is not FREE_OBJECT:
             raise RowProblem(f"{name} from a table must be JSON text", field=field)
         if not isinstance(value, dict | bool):
             raise RowProblem(f"{name} must be a JSON Schema: an object, true or false", field=field)

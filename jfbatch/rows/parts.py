@@ -133,10 +133,14 @@ def read_part(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
         ) from None
 
 
-def has_values(path: Path, column: str) -> bool:
-    """Whether any row of a whole part has something in a column."""
-    with pq.ParquetFile(path) as file:
-        values = file.read(columns=[column], use_threads=False).column(0)
+def has_values(path: Path, column: str) -> bool | None:
+    """Whether any row of a part has something in a column; None, with a warning, where that is damaged."""
+    try:
+        with open(path, "rb") as stream, pq.ParquetFile(stream, page_checksum_verification=True) as file:
+            values = file.read(columns=[column], use_threads=False).column(0)
+    except (OSError, ValueError, pa.ArrowException) as error:
+        _warn_of_damage(path, error)
+        return None
     return bool(values.null_count < len(values))
 
 
@@ -151,5 +155,9 @@ def read_records(path: Path) -> tuple[NDArray[Any], int] | None:
             size = sum(file.metadata.row_group(group).total_byte_size for group in groups)
         return records_of(table), size
     except (OSError, ValueError, pa.ArrowException) as error:
-        logger.warning("%s is not a whole part (%s): its rows are run again", path, str(error)[:200])
+        _warn_of_damage(path, error)
         return None
+
+
+def _warn_of_damage(path: Path, error: Exception) -> None:
+    logger.warning("%s is not a whole part (%s): its rows are run again", path, str(error)[:200])

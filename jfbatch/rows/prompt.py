@@ -89,8 +89,9 @@ class PromptRenderer:
             text = self._tokenizer.apply_chat_template(
                 messages, tools=tools or None, tokenize=False, add_generation_prompt=True
             )
-        except TemplateError as error:
-            reason = f"the model's chat template refuses the messages: {' '.join(str(error).split())}"
+        except Exception as error:  # a template is a program: it may raise whatever Python does
+            told = str(error) if isinstance(error, TemplateError) else f"{type(error).__name__}: {error}"
+            reason = f"the model's chat template refuses the messages: {' '.join(told.split())}"
             raise RowProblem(reason, "messages") from None
         return str(text)
 
@@ -185,6 +186,8 @@ def _call(name: str, call: Any) -> dict[str, Any]:
             arguments = parse(arguments)
         except RowProblem as problem:
             raise RowProblem(f"{name}.function.arguments: {problem.reason}", "messages") from None
+    if not isinstance(arguments, dict):
+        raise RowProblem(f"{name}.function.arguments must be an object", "messages")
     return {**call, "type": "function", "function": {"name": function["name"], "arguments": arguments}}
 
 

@@ -177,8 +177,12 @@ class _RowReader:
         options = self._options
         values["id"] = _identity(fields, options.id_column)
         body = fields.get("body")
+        cells = set(fields) if tabular else set()
         if tabular and isinstance(body, str):
             body = constraint.parse_field("body", body)
+            cells -= set(body) if isinstance(body, dict) else set()
+        elif tabular and isinstance(body, dict):
+            cells |= set(body)
         inner: Mapping[str, Any] = fields
         if body is not None:
             if not isinstance(body, dict):
@@ -196,7 +200,8 @@ class _RowReader:
             inner = {**inner, "schema": inner.get(options.schema_column)}
             if options.schema_column != "schema":
                 inner.pop(options.schema_column, None)
-        own = constraint.read_pattern(inner, tabular)
+                cells = cells - {"schema"} | ({"schema"} if options.schema_column in cells else set())
+        own = constraint.read_pattern(inner, cells)
         values["pattern"] = options.pattern if own is None else _shared(own.kind, own.text)
         values["max_tokens"] = _max_tokens(inner)
         values["temperature"] = _temperature(inner.get("temperature"))
@@ -290,8 +295,8 @@ def _number(name: str, value: Any) -> int | float | None:
     """The value as a number; a table's text cell is read as one. Raises RowProblem on anything else."""
     if isinstance(value, str):
         try:
-            value = json.loads(value)
-        except ValueError:
+            value = parse(value)
+        except RowProblem:
             raise RowProblem(f"{name} must be a number, not {_shown(value)}", name) from None
     if value is None:
         return None

@@ -154,7 +154,7 @@ class Store:
             self._base = self._matching_journal(self._journal_path)
             if self._base is None:
                 ignore_table = True
-                if not numbered and not overwrite:
+                if not overwrite:
                     raise UsageError(
                         f"{self.output} exists and {self._journal_path.name} does not belong to it, so it "
                         "cannot be continued: choose another output, or --overwrite it"
@@ -167,7 +167,7 @@ class Store:
         self._directory.write_settings(
             {
                 "fingerprint": self._fingerprint,
-                "ignore_table": ignore_table,
+                "ignore_table": ignore_table and self.output.exists(),
                 "created": self._created,
                 **({"shard_by": self._shard.by, "job": dict(self._job or {})} if self._shard else {}),
             }
@@ -212,9 +212,10 @@ class Store:
     def _load_parts(self, paths: list[Path], into: FinishedRows) -> None:
         for path in paths:
             found = read_records(path)
-            if found is not None:
+            has_reasoning = None if found is None else self.has_reasoning or has_values(path, "reasoning")
+            if found is not None and has_reasoning is not None:
                 records, size = found
-                self.has_reasoning = self.has_reasoning or has_values(path, "reasoning")
+                self.has_reasoning = has_reasoning
                 into.add(records, self._files.add(path, len(records), size))
 
     # --- while rows run ------------------------------------------------------------------------------

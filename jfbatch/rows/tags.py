@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -16,6 +16,16 @@ from typing import Any
 from jfbatch.rows.row import Pattern, RowProblem
 from jfbatch.rows.validate import SchemaValidator, validator
 
+# The keys that each object may have; `...` stands for any value, others for the one that changes nothing.
+_STRUCTURES_KEYS = {"type": ..., "structures": ..., "triggers": ...}
+_STRUCTURE_KEYS = {"type": ..., "begin": ..., "schema": ..., "end": ...}
+_FORMATTED_KEYS = {"type": ..., "format": ...}
+_FORMAT_KEYS = {
+    **{"type": ..., "triggers": ..., "tags": ..., "at_least_one": ..., "stop_after_first": ...},
+    "excludes": [],
+}
+_TAG_KEYS = {"type": ..., "begin": ..., "content": ..., "end": ...}
+_CONTENT_KEYS = {"type": ..., "json_schema": ..., "style": "json"}
 _NUMERIC = "0123456789.eE+-"
 _SELF_DELIMITING = frozenset({"object", "array", "string", "boolean", "null"})
 _STRING = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
@@ -128,7 +138,8 @@ def tags_pattern(
             raise RowProblem(f"{tag.place}: begin {tag.begin!r} starts with none of the triggers")
         if not tag.end or tag.end[0] in _NUMERIC:
             kinds = tag.schema.get("type") if isinstance(tag.schema, dict) else None
-            if not {*(kinds if isinstance(kinds, list) else [kinds])} <= _SELF_DELIMITING:
+            kinds = kinds if isinstance(kinds, list) else [kinds]
+            if not all(isinstance(kind, str) and kind in _SELF_DELIMITING for kind in kinds):
                 raise RowProblem(
                     f"{tag.place}: the end {tag.end!r} could be part of a number; give another end, or a "
                     "schema whose type is not a number"
@@ -184,12 +195,15 @@ def read_structural_tag(name: str, value: Any) -> Pattern:
         raise RowProblem(f"{name} must be an object")
     least, most = 0, None
     if isinstance(form := value.get("format"), dict):
+        _refuse_unknown(name, value, _FORMATTED_KEYS)
         if form.get("type") != "triggered_tags":
             raise RowProblem(f"{name}.format: only the type triggered_tags is understood")
+        _refuse_unknown(f"{name}.format", form, _FORMAT_KEYS)
         least = int(_flag(f"{name}.format.at_least_one", form.get("at_least_one")))
         most = 1 if _flag(f"{name}.format.stop_after_first", form.get("stop_after_first")) else None
         entries, place, value = form.get("tags"), f"{name}.format.tags", form
     else:
+        _refuse_unknown(name, value, _STRUCTURES_KEYS)
         entries, place = value.get("structures"), f"{name}.structures"
     triggers = value.get("triggers")
     if not _texts(triggers):
@@ -208,14 +222,22 @@ def _tag(place: str, entry: Any) -> Tag:
     if not isinstance(begin, str) or not begin or not isinstance(end, str):
         raise RowProblem(f"{place}: begin and end must be texts")
     schema = entry.get("schema")
+    _refuse_unknown(place, entry, _TAG_KEYS if "content" in entry else _STRUCTURE_KEYS)
     if "content" in entry:
         content = entry["content"]
         if not isinstance(content, dict) or content.get("type") != "json_schema":
             raise RowProblem(f"{place}.content: only the type json_schema is understood")
+        _refuse_unknown(f"{place}.content", content, _CONTENT_KEYS)
         schema = content.get("json_schema")
     if not isinstance(schema, dict | bool):
         raise RowProblem(f"{place}: its schema is missing or no JSON Schema: an object, true or false")
     return Tag(place, begin, schema, end)
+
+
+def _refuse_unknown(name: str, value: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    for key, inner in value.items():
+        if inner is not None and known.get(key) is not ... and (key not in known or inner != known[key]):
+            raise RowProblem(f"unknown key {name}.{key}")
 
 
 def _texts(value: Any) -> bool:

@@ -190,6 +190,18 @@ def tools_of(pattern: Pattern) -> tuple[Any, ...]:
     return tuple(json.loads(pattern.text)["tools"])
 
 
+def _of_an_object(schema: dict[str, Any]) -> dict[str, Any]:
+    """Parameters that say no type are an object's. Up to draft 7, nothing beside a $ref is read."""
+    if "type" in schema:
+        return schema
+    if "$ref" not in schema or "json-schema.org/draft-0" not in str(schema.get("$schema")):
+        return {"type": "object", **schema}
+    outer: dict[str, Any] = {
+        name: schema[name] for name in ("$schema", "definitions", "$defs") if name in schema
+    }
+    return {**outer, "type": "object", "allOf": [{"$ref": schema["$ref"]}]}
+
+
 @lru_cache(maxsize=1024)
 def as_tags(pattern: Pattern, chosen: ToolFormat) -> Pattern:
     """A "tools" pattern as a "tags" pattern for models that write calls in this format.
@@ -205,7 +217,7 @@ def as_tags(pattern: Pattern, chosen: ToolFormat) -> Pattern:
             continue
         schema = function.get("parameters")
         schema = {"additionalProperties": False} if schema is None else schema
-        schema = schema if "type" in schema else {"type": "object", **schema}
+        schema = _of_an_object(schema)
         place = f"tools[{number}].function.parameters"
         tags.append(chosen.tag(place, function["name"], schema))
     once = isinstance(choice, dict) or not spec["parallel"]

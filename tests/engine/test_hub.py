@@ -94,6 +94,12 @@ def test_without_a_network_the_answer_comes_soon_and_a_copy_is_used(
         assert "the copy in its cache is used" in caplog.text
 
 
+@pytest.mark.parametrize("name", ["a--b/c", "foo..bar", "a/b.", "a" * 97])
+def test_what_no_model_can_be_called_is_told(name: str) -> None:
+    with pytest.raises(ModelError, match="no name that the hub allows"):
+        hub_answers(name)
+
+
 def test_offline_nobody_is_asked(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(ModelError, match="HF_HUB_OFFLINE"):

@@ -65,6 +65,18 @@ def test_all_rows_of_the_corpus_have_distinct_keys_and_can_be_written() -> None:
     assert len(part_table(results)) == len(rows)
 
 
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "temperature", "seed"])
+def test_a_number_of_nested_brackets_costs_only_its_row(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("json.loads", lambda text: pytest.fail("would recurse without a limit"))
+    path = tmp_path / "deep.jsonl"
+    path.write_text(json.dumps({"prompt": "hi", name: "[" * 200_000}) + '\n{"prompt": "last"}\n')
+    rows, _ = read_all(str(path))
+    assert rows[0].error is not None and f"{name} must be a number" in rows[0].error
+    assert rows[1].prompt == "last"
+
+
 def test_a_damaged_file_does_not_keep_the_next_from_being_read() -> None:
     rows, damage = read_all(str(CORPUS / "cut.jsonl.gz"), str(CORPUS / "mixed.jsonl"))
     assert damage is not None and "cut.jsonl.gz" in damage.place

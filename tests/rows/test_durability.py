@@ -160,6 +160,30 @@ def test_a_damaged_part_costs_only_its_rows(
     assert "part-000002.parquet is not a whole part" in caplog.text
 
 
+def test_a_part_damaged_in_its_reasoning_costs_only_its_rows(
+    source: Path, output: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run(source, output, stop_after=9)
+    part = output.parent / "out.parquet.parts" / "part-000002.parquet"
+    group = pq.ParquetFile(part).metadata.row_group(0)
+    columns = [group.column(number) for number in range(group.num_columns)]
+    (column,) = [column for column in columns if column.path_in_schema == "reasoning"]
+    data = bytearray(part.read_bytes())
+    start = column.dictionary_page_offset or column.data_page_offset
+    data[start : start + 8] = b"\xff" * 8
+    part.write_bytes(data)
+    ran, _ = run(source, output)
+    assert len(ran) == 11 + 3 and echoes(output) == PROMPTS
+    assert "part-000002.parquet is not a whole part" in caplog.text
+
+
+def test_an_output_whose_name_is_not_utf8_is_continued(source: Path, tmp_path: Path) -> None:
+    output = Path(os.fsdecode(os.fsencode(tmp_path) + b"/t\xff.parquet"))
+    run(source, output, stop_after=9)
+    ran, table = run(source, output)
+    assert len(ran) == 11 and table is not None and table.rows == 20
+
+
 def test_a_part_damaged_in_its_text_is_named_and_can_be_deleted(source: Path, output: Path) -> None:
     run(source, output, stop_after=9)
     part = output.parent / "out.parquet.parts" / "part-000002.parquet"

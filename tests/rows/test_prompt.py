@@ -69,6 +69,19 @@ def test_a_row_that_the_template_refuses_costs_only_itself() -> None:
     assert words(first)[3] == "hello" and words(third)[3] == "you"
 
 
+@pytest.mark.parametrize(
+    "fault", ["content|items|list", "content + 1", "content|length // 0", "content.encode('no codec')"]
+)
+def test_whatever_a_template_raises_costs_only_its_row(fault: str) -> None:
+    template = TEMPLATE.replace("no tools here", "unused").replace(
+        "{{ raise_exception('unused') }}", "{{ message." + fault + " }}"
+    )
+    rows = [row("hello"), row(messages=[{"role": "tool", "content": "x"}])]
+    first, second = PromptRenderer(tokenizer(template)).render(rows)
+    assert words(first)[3] == "hello"
+    assert isinstance(second, RowProblem) and "chat template refuses the messages: " in str(second)
+
+
 def test_a_prompt_without_tokens_is_refused() -> None:
     plain = tokenizer(None)
     plain._tokenizer.post_processor = processors.Sequence([])

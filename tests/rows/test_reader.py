@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import io
 import json
@@ -166,6 +167,38 @@ def test_parquet_messages_may_be_structs_or_json_text(tmp_path: Path) -> None:
 
 def test_a_schema_struct_of_a_table_is_refused(tmp_path: Path) -> None:
     pq.write_table(pa.table({"prompt": ["p"], "schema": [{"type": "string"}]}), tmp_path / "a.parquet")
+    (row,) = read_rows([str(tmp_path / "a.parquet")])
+    assert row.error is not None and "must be JSON text" in row.error
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}},
+        {"structured_outputs": {"json": SCHEMA}},
+        {"tools": [{"type": "function", "function": {"name": "f", "parameters": SCHEMA}}]},
+        {"body": {"schema": SCHEMA}},
+        {"body": {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}}},
+        {"body": {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required"}},
+    ],
+)
+def test_cells_may_hold_every_constraint_as_json_text(tmp_path: Path, fields: dict[str, Any]) -> None:
+    row = read_one(tmp_path, {"prompt": "p", **fields})
+    assert row.error is None and row.pattern is not None
+    cells = {"prompt": "p", **{name: json.dumps(value) for name, value in fields.items()}}
+    pq.write_table(pa.Table.from_pylist([cells]), tmp_path / "t.parquet")
+    with open(tmp_path / "t.csv", "w", newline="") as file:
+        csv.writer(file).writerows([cells.keys(), cells.values()])
+    for name in ("t.parquet", "t.csv"):
+        (read,) = read_rows([str(tmp_path / name)])
+        assert (read.error, read.pattern) == (None, row.pattern)
+
+
+@pytest.mark.parametrize("name", ["response_format", "tools", "body"])
+def test_structs_of_a_table_are_refused(tmp_path: Path, name: str) -> None:
+    value: Any = {"type": "json_schema", "json_schema": {"schema": SCHEMA}}
+    value = {"tools": [value], "body": {"response_format": value}}.get(name, value)
+    pq.write_table(pa.table({"prompt": ["p"], name: [value]}), tmp_path / "a.parquet")
     (row,) = read_rows([str(tmp_path / "a.parquet")])
     assert row.error is not None and "must be JSON text" in row.error
 

@@ -175,6 +175,21 @@ def test_a_file_that_is_not_ours_is_not_overwritten(source: Path, output: Path) 
     assert len(echoes(output)) == 20
 
 
+@pytest.mark.parametrize("begun_with_overwrite", [True, False])
+def test_a_file_that_came_while_a_run_was_stopped_is_not_overwritten(
+    source: Path, output: Path, begun_with_overwrite: bool
+) -> None:
+    if begun_with_overwrite:
+        run(source, output, settings={**SETTINGS, "temperature": "1"}, stop_after=3)
+    run(source, output, stop_after=9, overwrite=begun_with_overwrite)
+    output.write_text("precious")
+    with pytest.raises(UsageError, match="does not belong to it"):
+        run(source, output)
+    assert output.read_text() == "precious"
+    ran, _ = run(source, output, overwrite=True)
+    assert len(ran) == 11 and len(echoes(output)) == 20
+
+
 def test_a_table_that_was_changed_since_is_not_continued(source: Path, output: Path) -> None:
     run(source, output)
     pq.write_table(pq.read_table(output).slice(0, 3), output)

@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from jfbatch.errors import UsageError
+from jfbatch.grammar import Grammar
 from jfbatch.rows.prompt import PromptRenderer, read_messages
 from jfbatch.rows.reader import read_rows
 from jfbatch.rows.reasoning import ReasoningEnd, reasoning_end
 from jfbatch.rows.row import Pattern, Row, RowProblem
 from jfbatch.rows.tags import tag_set, value_end
 from jfbatch.rows.tools import PRESETS, as_tags, format_in, tool_format
+from tests.grammar.ebnf.acceptance import BYTES, accepts
 
 F = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
 STRUCTURES = [{"begin": "<n>", "schema": {"type": "integer"}, "end": "</n>"}]
@@ -39,6 +41,25 @@ def test_tools_of_a_row_are_its_pattern(tmp_path: Path, body: bool) -> None:
     assert row.error is None and row.pattern is not None and row.pattern.kind == "tools"
     (tag,) = tag_set(as_tags(row.pattern, PRESETS["hermes"])).tags
     assert (tag.name, tag.begin) == ("f", '<tool_call>\n{"name": "f", "arguments": ')
+
+
+@pytest.mark.parametrize("draft", ["draft-07/schema#", "draft-04/schema", "draft/2020-12/schema"])
+@pytest.mark.parametrize("target", [{"type": "integer"}, {"properties": {"a": {"type": "integer"}}}])
+def test_arguments_are_objects_where_the_parameters_are_a_reference(
+    tmp_path: Path, draft: str, target: dict[str, Any]
+) -> None:
+    address = ("https://" if "2020" in draft else "http://") + "json-schema.org/" + draft
+    parameters = {"$schema": address, "$ref": "#/definitions/p", "definitions": {"p": target}}
+    row = read(tmp_path, {"tools": [{"function": {"name": "f", "parameters": parameters}}]})
+    assert row.pattern is not None
+    (tag,) = tag_set(as_tags(row.pattern, PRESETS["hermes"])).tags
+    check = tag.validator().check
+    assert check("1") is not None and check('{"a": "x"}') is not None
+    if "properties" in target:
+        assert check('{"a": 1}') is None
+        grammar = Grammar.from_json_schema(tag.schema, BYTES)
+        texts = ("1", '{"a": 1}', '{"a": "x"}', '{"b": 1}')
+        assert [accepts(grammar, text) for text in texts] == [False, True, False, False]
 
 
 @pytest.mark.parametrize(
@@ -135,12 +156,35 @@ def changed(**fields: Any) -> dict[str, Any]:
         (changed(triggers=["<n", "a<n"]), "stands inside the trigger"),
         (changed(structures=[{**STRUCTURES[0], "end": "0"}]), "could be part of a number"),
         (changed(structures=[{**STRUCTURES[0], "end": ""}]), "could be part of a number"),
+        (changed(structures=[{**STRUCTURES[0], "schema": {"type": {}}, "end": ""}]), "part of a number"),
+        (changed(structures=[{**STRUCTURES[0], "schema": {"type": [{}]}, "end": ""}]), "part of a number"),
         ({"type": "structural_tag", "format": {"type": "sequence"}}, "only the type triggered_tags"),
     ],
 )
 def test_odd_structural_tags_are_the_fault_of_their_row(tmp_path: Path, tag: Any, said: str) -> None:
     row = read(tmp_path, {"structured_outputs": {"structural_tag": tag}})
     assert row.error is not None and said in row.error
+
+
+def test_keys_of_structural_tags_that_nobody_knows_are_refused_by_name(tmp_path: Path) -> None:
+    content = {"type": "json_schema", "json_schema": {"type": "object"}}
+    tag = {"type": "tag", "begin": "<n>", "content": content, "end": "</n>"}
+    form = {"type": "triggered_tags", "triggers": ["<n>"], "tags": [tag]}
+
+    def said(value: dict[str, Any]) -> str:
+        return read(tmp_path, {"response_format": {"type": "structural_tag", **value}}).error or ""
+
+    harmless = {**form, "tags": [{**tag, "content": {**content, "style": "json"}}]}
+    assert said({"format": {**harmless, "excludes": [], "foo": None}}) == ""
+    assert ".format.excludes" in said({"format": {**form, "excludes": ["a"]}})
+    assert ".format.foo" in said({"format": {**form, "foo": 1}})
+    assert ".foo" in said({"format": form, "foo": 1})
+    assert ".structures" in said({"format": form, "structures": STRUCTURES})
+    assert ".tags[0].foo" in said({"format": {**form, "tags": [{**tag, "foo": 1}]}})
+    styled = {**content, "style": "qwen_xml"}
+    assert ".tags[0].content.style" in said({"format": {**form, "tags": [{**tag, "content": styled}]}})
+    assert ".structures[0].foo" in said(changed(structures=[{**STRUCTURES[0], "foo": 1}]))
+    assert "unknown key response_format.structural_tag.foo" in said(changed(foo=1))
 
 
 def test_triggers_that_begin_with_another_are_left_out(tmp_path: Path) -> None:
@@ -258,7 +302,8 @@ def test_messages_of_earlier_calls_are_read() -> None:
     assert read_ones[0]["content"] == ""
     assert read_ones[0]["tool_calls"][0]["function"] == {"name": "f", "arguments": {"a": 1}}
     assert read_ones[1] == {"role": "tool", "content": "5", "tool_call_id": "1"}
-    for wrong in (5, [5], [{"function": {"name": "f", "arguments": "{"}}]):
+    odd = [[{"function": {"name": "f", "arguments": arguments}}] for arguments in ("{", "[1]", [1], None)]
+    for wrong in (5, [5], *odd):
         with pytest.raises(RowProblem, match="tool_calls"):
             read_messages([{"role": "assistant", "content": None, "tool_calls": wrong}])
     with pytest.raises(RowProblem, match="no place"):
