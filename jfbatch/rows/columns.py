@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
 import pyarrow as pa
@@ -124,8 +124,8 @@ class Columns:
             ]
             return {"value": pa.array(values, pa.string())}
         parsed = [
-            parse_output(text) if text is not None and is_json and status in VALUE_STATUSES else None
-            for status, text, is_json in rows
+            _parsed(text, note) if text is not None and is_json and status in VALUE_STATUSES else None
+            for (status, text, is_json), note in zip(rows, notes, strict=True)
         ]
         converted = [self.value_type.convert(value, note) for value, note in zip(parsed, notes, strict=True)]
         if not self.lifted:
@@ -145,10 +145,20 @@ class Columns:
         }
 
 
+def _parsed(text: str, notes: Notes) -> Any:
+    """The value of an output's JSON, None with a note where it cannot be read."""
+    try:
+        return parse_output(text)
+    except ValueError as error:
+        notes.append(f"value: {error}; the text column has it")
+        return None
+
+
 def parse_output(text: str, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
     """The value of an output's JSON. Numbers beyond Python's int and float become Decimal.
 
-    `pairs` makes an object of its (key, value) pairs, as for json.loads. Raises ValueError on other text.
+    `pairs` makes an object of its (key, value) pairs, as for json.loads. Raises ValueError on other text, and
+    on a number beyond Decimal (1e99999999999999999999).
     """
     return json.loads(
         text, parse_int=_integer, parse_float=_float, parse_constant=_no_constant, object_pairs_hook=pairs
@@ -160,12 +170,20 @@ def _no_constant(name: str) -> Any:
 
 
 def _integer(text: str) -> int | Decimal:
-    return int(text) if len(text) <= MAXIMUM_DIGITS else Decimal(text)
+    return int(text) if len(text) <= MAXIMUM_DIGITS else _decimal(text)
 
 
 def _float(text: str) -> float | Decimal:
     value = float(text)
-    return value if math.isfinite(value) else Decimal(text)
+    return value if math.isfinite(value) else _decimal(text)
+
+
+def _decimal(text: str) -> Decimal:
+    try:
+        return Decimal(text)
+    except InvalidOperation:
+        shown = text if len(text) <= 60 else f"{text[:56]}..."
+        raise ValueError(f"the number {shown} is too large to be read") from None
 
 
 def _kept_text(value: Any) -> str | None:

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 
 from jfbatch.rows.column_types import MAXIMUM_LEAVES, column_type
 from jfbatch.rows.columns import Columns
-from jfbatch.rows.result import RowResult
+from jfbatch.rows.result import RowResult, part_table
 from jfbatch.rows.row import Pattern
+from jfbatch.rows.tables import TableSettings, open_writer
 
 STRING, INTEGER, NUMBER, BOOLEAN = ({"type": name} for name in ("string", "integer", "number", "boolean"))
 
@@ -201,6 +202,20 @@ def test_no_number_makes_it_crash(text: str, schema: dict[str, Any]) -> None:
     table = table_of(closed(a=schema), f'{{"a": {text}}}')
     value = table.column("value").to_pylist()[0]["a"]
     assert value is not None or "does not fit" in table.column("error").to_pylist()[0]
+
+
+@pytest.mark.parametrize("options", [{}, {"flatten": True}])
+def test_a_number_beyond_decimals_makes_its_value_null_and_is_said(options: Any) -> None:
+    columns = Columns(Pattern.of_schema(closed(a=NUMBER)), **options)
+    rows = results('{"a": 1e99999999999999999999}', '{"a": 1.5}')
+    table = columns.table(rows)
+    name = "a" if options else "value"
+    assert table.column(name).to_pylist() == ([None, 1.5] if options else [None, {"a": 1.5}])
+    assert "too large to be read; the text column has it" in table.column("error").to_pylist()[0]
+    file = io.BytesIO()
+    open_writer("jsonl", file, TableSettings(columns, {}, "", 0)).write(part_table(rows))
+    lines = file.getvalue().decode().splitlines()
+    assert '"a": null' in lines[0] if options else "1e99999999999999999999" in lines[0]
 
 
 def test_integers_beyond_int64_are_exact_where_the_schema_says_so() -> None:
