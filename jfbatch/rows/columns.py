@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
@@ -38,8 +38,9 @@ class Columns:
     `pattern` is the one that all rows share, None where they differ. `flatten` lifts the value's top-level
     properties to columns of their own in place of `value`; a name that a fixed column has becomes
     "value.NAME". `keep` names input fields to carry along, as text: strings as they are, anything else as
-    JSON; a name that another column has becomes "input.NAME". `arrow_dates` types date, date-time and
-    time. `open_objects`: objects may have undeclared properties, and such objects are JSON text.
+    JSON; a name that another column has becomes "input.NAME". (The prefix comes again where that is taken
+    too.) `arrow_dates` types date, date-time and time.
+    `open_objects`: objects may have undeclared properties, and such objects are JSON text.
     `any_integers`: integers that lack a bound may be of any size, and are text.
     `reasoning` and `tool_calls`: whether there are columns for what was thought, and which tools were called.
     """
@@ -65,14 +66,15 @@ class Columns:
         if pattern is not None and pattern.kind == "schema":
             self.value_type = column_type(pattern.schema, arrow_dates, open_objects, any_integers)
         lifted = self.value_type.fields if flatten and self.value_type else ()
+        columns = _unique([name for name, _ in lifted], "value.", fixed)
         self.lifted = tuple(
-            (name, f"value.{name}" if name in fixed else name, inner) for name, inner in lifted
+            (name, column, inner) for (name, inner), column in zip(lifted, columns, strict=True)
         )
         values = [(column, inner.arrow) for _, column, inner in self.lifted] or [
             ("value", self.value_type.arrow if self.value_type else pa.string())
         ]
         taken = fixed | {column for column, _ in values}
-        self.kept_columns = tuple(f"input.{name}" if name in taken else name for name in self.keep)
+        self.kept_columns = _unique(self.keep, "input.", taken)
         self.arrow_schema = pa.schema(
             [
                 *_BEFORE_VALUE,
@@ -143,6 +145,19 @@ class Columns:
             column: pa.array([_kept_text(row.get(name)) for row in parsed], pa.string())
             for name, column in zip(self.keep, self.kept_columns, strict=True)
         }
+
+
+def _unique(names: Sequence[str], prefix: str, taken: Set[str]) -> tuple[str, ...]:
+    """A column for each of the (distinct) names: itself, or behind as many prefixes as make it unique."""
+    used = {*taken, *names}
+    columns = []
+    for name in names:
+        column = name
+        while column in taken or (column != name and column in used):
+            column = prefix + column
+        used.add(column)
+        columns.append(column)
+    return tuple(columns)
 
 
 def _parsed(text: str, notes: Notes) -> Any:

@@ -166,6 +166,25 @@ def test_the_fixed_columns_and_their_order() -> None:
     assert Columns(None).arrow_schema.names == names
 
 
+def test_lifted_and_kept_columns_have_names_of_their_own() -> None:
+    names = dict.fromkeys(("id", "value.id", "value.value.id", "x"), INTEGER)
+    columns = Columns(
+        Pattern.of_schema(closed(**names)), flatten=True, keep=("id", "input.id", "x", "input.x", "y")
+    )
+    found = columns.arrow_schema.names
+    assert len(set(found)) == len(found)
+    assert [column for _, column, _ in columns.lifted] == [
+        "value.value.value.id",
+        "value.id",
+        "value.value.id",
+        "x",
+    ]
+    assert columns.kept_columns == ("input.input.id", "input.id", "input.input.x", "input.x", "y")
+    value = {"id": 1, "value.id": 2, "value.value.id": 3, "x": 4}
+    row = columns.table(results(json.dumps(value))).to_pylist()[0]
+    assert (row["id"], row["value.value.value.id"], row["value.id"], row["x"]) == ("0", 1, 2, 4)
+
+
 def test_an_all_null_column_keeps_its_type() -> None:
     columns = Columns(Pattern.of_schema(closed(a=INTEGER)))
     table = columns.table(results(None, None, status="failed"))
