@@ -28,6 +28,9 @@ def closed(**properties: Any) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "additionalProperties": False}
 
 
+A = {"$defs": {"a": closed(a=INTEGER)}}
+
+
 def results(*texts: str | None, status: str = "ok", is_json: bool = True) -> list[RowResult]:
     return [
         RowResult(
@@ -82,6 +85,13 @@ def through_parquet(table: pa.Table) -> pa.Table:
         ({"type": "integer", "allOf": [{"minimum": 2**63}]}, pa.decimal128(38, 0)),
         ({"type": "integer", "allOf": [{"enum": [10**38, 1]}]}, pa.string()),
         ({"$ref": "#/$defs/n", "minimum": 2**63, "$defs": {"n": INTEGER}}, pa.decimal128(38, 0)),
+        ({"type": "integer", "not": {"maximum": 2**63 - 1}}, pa.decimal128(38, 0)),
+        ({"type": "integer", "not": {"maximum": 5}}, pa.int64()),
+        ({"type": "integer", "maximum": 1e37}, pa.decimal128(38, 0)),
+        ({"type": "integer", "maximum": 1e38}, pa.string()),
+        ({"type": "integer", "allOf": [{"$ref": "#somewhere"}]}, pa.string()),
+        ({"enum": [2**53 + 1, 1.5]}, "json"),
+        ({"enum": [2**53, 1.5]}, pa.float64()),
         ({"enum": ["a", "b", None]}, pa.string()),
         ({"enum": [1, 2]}, pa.int64()),
         ({"enum": [1, 2.5]}, pa.float64()),
@@ -121,6 +131,25 @@ def through_parquet(table: pa.Table) -> pa.Table:
         ({}, "json"),
         (True, "json"),
         ({"type": "string", "format": "date"}, pa.string()),
+        ({"type": "array", "items": INTEGER, "contains": {"minimum": 2**63}}, "json"),
+        ({"type": "array", "items": INTEGER, "allOf": [{"items": {"minimum": 2**63}}]}, "json"),
+        ({"type": "array", "items": STRING, "contains": {"const": "x"}}, pa.list_(pa.string())),
+        ({**closed(a=STRING), "dependentRequired": {"a": ["b"]}}, "json"),
+        ({**closed(a=STRING), "dependencies": {"a": ["b"]}}, "json"),
+        ({**closed(a=STRING), "dependencies": {"a": closed(b=STRING)}}, "json"),
+        (
+            {**closed(a=STRING, b=STRING), "dependentRequired": {"a": ["b"]}},
+            pa.struct([("a", pa.string()), ("b", pa.string())]),
+        ),
+        ({**closed(a=STRING), "anyOf": [{"required": ["b"]}]}, "json"),
+        ({"anyOf": [closed(a=STRING)], "required": ["b"]}, "json"),
+        ({"$ref": "#/$defs/a", "properties": {"b": STRING}, "required": ["b"], **A}, "json"),
+        ({"$ref": "#/$defs/a", "properties": {"a": {"minimum": 2**63}}, **A}, "json"),
+        ({"$ref": "#/$defs/a", "required": ["b"], **A}, "json"),
+        ({"$ref": "#/$defs/a", "allOf": [{"properties": {"b": STRING}}], **A}, "json"),
+        ({"$ref": "#/$defs/a", "type": "object", "required": ["a"], **A}, pa.struct([("a", pa.int64())])),
+        ({"$ref": "#/$defs/a", "description": "x", "x-order": 1, **A}, pa.struct([("a", pa.int64())])),
+        ({"$ref": "#/$defs/n", "type": "integer", "$defs": {"n": NUMBER}}, "json"),
     ],
     ids=lambda value: json.dumps(value) if isinstance(value, dict) else str(value),
 )
