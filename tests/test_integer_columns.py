@@ -36,6 +36,8 @@ SCHEMAS = st.one_of(
     st.tuples(BOUNDS, BOUNDS).map(
         lambda pair: {"$ref": "#/$defs/n", **pair[0], "$defs": {"n": {"type": "integer", **pair[1]}}}
     ),
+    BOUNDS.map(lambda bounds: {"type": "integer", "not": bounds}),
+    st.sampled_from([1e18, 1e19, 1e37, 1e38, 1e40]).map(lambda most: {"type": "integer", "maximum": most}),
     BOUNDS.map(lambda bounds: {"type": ["integer", "null"], **bounds}),
     BOUNDS.map(lambda bounds: {"anyOf": [{"type": "integer"}, {"type": "null"}], **bounds}),
 )
