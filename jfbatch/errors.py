@@ -76,3 +76,10 @@ class UnsupportedSchema(InvalidGrammar):
         self.path = path
         self.keyword = keyword
         self.reason = reason
+
+
+class Unsatisfiable(UnsupportedSchema):
+    """A JSON Schema that no value satisfies: no other engine can do more with it."""
+
+    def __init__(self) -> None:
+        super().__init__("", "schema", "no value can satisfy it")

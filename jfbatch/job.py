@@ -18,7 +18,7 @@ from pathlib import Path
 from jfbatch.config import RunConfig
 from jfbatch.engine.identity import model_identity
 from jfbatch.engine.model import check_model_name
-from jfbatch.errors import InputError, InvalidGrammar, UsageError
+from jfbatch.errors import InputError, InvalidGrammar, Unsatisfiable, UsageError
 from jfbatch.grammar.backends import BackendName, check_supported, open_backend, why_missing
 from jfbatch.grammar.backends.oracle import byte_vocabulary
 from jfbatch.grammar.compiler import candidates_of
@@ -209,6 +209,8 @@ def check_pattern(config: RunConfig, pattern: Pattern) -> None:
             return
         except InvalidGrammar as error:
             refused.append(str(error))
+            if isinstance(error, Unsatisfiable):
+                break  # no other engine can change that
         except RecursionError:  # the compiler's threads have the stack for it
             logger.debug("the pattern nests deep: it is checked when it is compiled")
             return

@@ -36,6 +36,8 @@ SCHEMAS = st.one_of(
     st.tuples(BOUNDS, BOUNDS).map(
         lambda pair: {"$ref": "#/$defs/n", **pair[0], "$defs": {"n": {"type": "integer", **pair[1]}}}
     ),
+    BOUNDS.map(lambda bounds: {"type": "integer", "not": bounds}),
+    st.sampled_from([1e18, 1e19, 1e37, 1e38, 1e40]).map(lambda most: {"type": "integer", "maximum": most}),
     BOUNDS.map(lambda bounds: {"type": ["integer", "null"], **bounds}),
     BOUNDS.map(lambda bounds: {"anyOf": [{"type": "integer"}, {"type": "null"}], **bounds}),
 )
@@ -84,6 +86,27 @@ def test_multiples_are_held_by_their_length(step: int, bounds: Any) -> None:
         assert not allows(held, f'{{"n": {step * factor + 1}}}')
     assert not allows(held, f'{{"n": {step * 10**18}}}')
     assert allows(held, '{"n": 0}') == ("not" not in bounds)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "inside", "outside"),
+    [
+        ({"minimum": 10**18, "multipleOf": 4096}, 4096 * (10**18 // 4096 + 1), 2**63),
+        ({"minimum": 9 * 10**17, "multipleOf": 7 * 10**17}, 14 * 10**17, 7 * 10**17),
+        ({"maximum": -(10**17), "multipleOf": 10}, -(10**17) - 10, -(10**17) + 10),
+        ({"minimum": 10**37, "multipleOf": 10}, 10**37 + 10, 10**38),
+        ({"maximum": -(2**63), "multipleOf": 1}, -(2**63), -(2**63) - 1),
+        ({"multipleOf": 1}, 2**63 - 1, 2**63),
+    ],
+)
+def test_multiples_too_long_for_their_length_are_held_by_the_column(
+    bounds: Any, inside: int, outside: int
+) -> None:
+    held = Grammar.from_json_schema({"type": "integer", **bounds}, BYTES, integers="int64")
+    assert allows(held, str(inside)) and not allows(held, str(outside))
+    notes: list[str] = []
+    column_type({"type": "integer", **bounds}).convert(inside, notes)
+    assert notes == []
 
 
 @settings(deadline=None, max_examples=100)

@@ -25,7 +25,7 @@ from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Literal
 
-from jfbatch.errors import GrammarTooLarge, InvalidGrammar, UnsupportedSchema
+from jfbatch.errors import GrammarError, GrammarTooLarge, InvalidGrammar, Unsatisfiable, UnsupportedSchema
 from jfbatch.grammar import backends
 from jfbatch.grammar.ahead import explore_ahead, warm_up
 from jfbatch.grammar.backends.protocol import (
@@ -272,7 +272,7 @@ class Compiler:
             self._unexplored.append((job, outcome))
             return
         refused = _refused_too(job, outcome)
-        if following := job.next(refused):
+        if not isinstance(refused, Unsatisfiable) and (following := job.next(refused)):
             self._run(following)
         else:
             self._settle(job, refused)
@@ -297,6 +297,8 @@ class Compiler:
                 )
         except InvalidGrammar as error:
             outcome = error.with_traceback(None)  # whose frames would keep the schema in memory
+        except GrammarError as error:  # another engine that breaks at its first mask
+            outcome = InvalidGrammar(str(error))
         except RecursionError:
             outcome = GrammarTooLarge("the pattern nests too deep")
         except MemoryError:

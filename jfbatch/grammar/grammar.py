@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from jfbatch.errors import GrammarError, InvalidGrammar, NothingMatches, UnsupportedSchema
+from jfbatch.errors import GrammarError, InvalidGrammar, NothingMatches, Unsatisfiable
 from jfbatch.grammar import expression as expressions
 from jfbatch.grammar.automaton import Automaton
 from jfbatch.grammar.counted import leaf_of
@@ -195,7 +195,7 @@ def compile_schema(
 ) -> tuple[CompiledSchema, Program]:
     """The rules of a schema and their program, before any vocabulary is looked at.
 
-    Raises UnsupportedSchema, also where no value can satisfy the schema, and GrammarTooLarge.
+    Raises UnsupportedSchema, Unsatisfiable and GrammarTooLarge.
     """
     compiled = schema_to_rules(
         schema, style=style, objects=objects, strict=strict, max_string=max_string, integers=integers
@@ -203,7 +203,7 @@ def compile_schema(
     try:
         return compiled, compile_program(compiled.rules, leaf_of, JSON_CHARACTER, absent_bytes)
     except NothingMatches:
-        raise UnsupportedSchema("", "schema", "no value can satisfy it") from None
+        raise Unsatisfiable from None
 
 
 @contextmanager

@@ -7,11 +7,14 @@ The rules:
 * an object with declared properties and nothing else allowed is a struct, in the schema's order; an object
   that may have other keys (patternProperties, additionalProperties true or a schema, required names that
   are not declared, combinators that bring properties) is JSON text;
+* what has keywords beside a `$ref` or a combinator that may say more than bounds, and an array of numbers,
+  objects or arrays with subschemas besides those of its items, is JSON text;
 * an integer is int64; where a bound, an enum value or the step it must be a multiple of lies outside int64
   it is decimal128(38, 0), and text where one has more than 38 digits. The grammar holds a side without a
   bound to that type, so that no value is lost; where it does not (`any_integers`), an integer that lacks a
   bound is text;
-* a number is double; a mix of integers and numbers too;
+* a number is double; a mix of integers and numbers too, but an enum of both with an integer beyond 2**53 is
+  JSON text;
 * a value that its column cannot hold becomes null, and the row's `error` says so; `text` has it exactly.
 """
 
@@ -19,7 +22,7 @@ from __future__ import annotations
 
 import datetime
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -27,6 +30,20 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
+from jfbatch.rows.column_keywords import (
+    BESIDE_ITEMS,
+    COMBINATORS,
+    DYNAMIC,
+    FAR_REACHING,
+    NEGATING,
+    finite,
+    integer_bounds,
+    integer_step,
+    is_closed,
+    is_only_null,
+    keeps_type_of_target,
+    listed,
+)
 from jfbatch.rows.json_text import dump, is_utf8
 
 Notes = list[str]
@@ -39,8 +56,8 @@ MAXIMUM_LEAVES = 2000
 
 _INT64 = range(-(2**63), 2**63)
 _DECIMAL_LIMIT = 10**38
-_COMBINATORS = ("allOf", "anyOf", "oneOf", "if", "then", "else", "not", "dependentSchemas")
-_HARMLESS_IN_BRANCHES = {"required", "title", "description", "$comment", "minProperties", "maxProperties"}
+
+_EXACT_IN_DOUBLE = 2**53
 
 
 @dataclass(frozen=True)
@@ -96,9 +113,12 @@ class _Builder:
         if any(schema is outer for outer in within):
             return json_type()
         within = (*within, schema)
-        if "$ref" in schema or "$dynamicRef" in schema:
-            target = self._resolve(schema.get("$ref"))
-            return json_type() if target is None else self.build(target, path, depth, within)
+        if DYNAMIC & schema.keys():
+            return json_type()
+        if "$ref" in schema:
+            target = self._resolve(schema["$ref"])
+            keeps_type = isinstance(target, dict) and keeps_type_of_target(schema, target)
+            return self.build(target, path, depth, within) if keeps_type else json_type()
         if "const" in schema:
             return self._of_values([schema["const"]], path, depth)
         if isinstance(schema.get("enum"), list):
@@ -133,11 +153,13 @@ class _Builder:
     def _untyped(self, schema: dict[str, Any], path: str, depth: int, within: Within) -> ColumnType:
         """A schema without type: one branch of a combinator, or what its keywords speak of."""
         combinators = [name for name in ("anyOf", "oneOf", "allOf") if isinstance(schema.get(name), list)]
-        if len(combinators) == 1 and not {"properties", "items", "prefixItems", "not", "if"} & set(schema):
+        if len(combinators) == 1 and not (schema.keys() - {combinators[0]}) & FAR_REACHING:
             branches = schema[combinators[0]]
             if combinators[0] == "allOf" and len(branches) != 1:
                 return json_type()
-            types = [self.build(branch, path, depth, within) for branch in branches if not _only_null(branch)]
+            types = [
+                self.build(branch, path, depth, within) for branch in branches if not is_only_null(branch)
+            ]
             return _one_type(types)
         return json_type()
 
@@ -161,27 +183,37 @@ class _Builder:
         steps = [1]
         seen: set[int] = set()
         stack: list[Any] = list(within)
+        is_known, is_negated = True, False
         while stack:
             schema = stack.pop()
             if not isinstance(schema, dict) or id(schema) in seen:
                 continue
             seen.add(id(schema))
-            named += [bound for bound in _bounds(schema) if bound is not None]
-            values = [*_listed(schema.get("enum")), schema.get("const")]
-            named += [value for value in values if isinstance(value, int)]
-            steps += _step(schema.get("multipleOf"))
-            stack.append(self._resolve(schema.get("$ref")))
-            for name in _COMBINATORS:
+            named += [bound for bound in integer_bounds(schema) if bound is not None]
+            values = [finite(value) for value in (*listed(schema.get("enum")), schema.get("const"))]
+            named += [math.floor(value) for value in values if value is not None]
+            steps += integer_step(schema.get("multipleOf"))
+            target = self._resolve(schema.get("$ref"))
+            is_known &= not DYNAMIC & schema.keys() and ("$ref" not in schema or target is not None)
+            is_negated |= bool(NEGATING & schema.keys())
+            stack.append(target)
+            for name in COMBINATORS:
                 inner = schema.get(name)
                 stack += inner.values() if name == "dependentSchemas" and isinstance(inner, dict) else ()
                 stack += inner if isinstance(inner, list) else [inner]
-        if self._any_integers and None in _bounds(within[-1]):
+        if not is_known or (self._any_integers and None in integer_bounds(within[-1])):
             return _scalar(*_EXACT_INTEGER, path)
+        if is_negated:  # which allows the integers on the other side of a bound
+            named += [value + beside for value in named for beside in (-1, 1)]
         return _integer([*named, math.lcm(*steps)], path)
 
     def _object(self, schema: dict[str, Any], path: str, depth: int, within: Within) -> ColumnType:
         properties = schema.get("properties")
-        if not isinstance(properties, dict) or not properties or not _closed(schema, properties, self._open):
+        if (
+            not isinstance(properties, dict)
+            or not properties
+            or not is_closed(schema, properties, self._open)
+        ):
             return json_type()
         fields = []
         for name, inner in properties.items():
@@ -206,6 +238,8 @@ class _Builder:
         inner = _one_type([self.build(item, f"{path}[]", depth + 1, within) for item in allowed])
         if inner.is_json and len(allowed) > 1:
             return json_type()
+        if BESIDE_ITEMS & schema.keys() and inner.arrow not in (pa.string(), pa.bool_()):
+            return json_type()
         return _list(inner, path)
 
     def _of_values(self, values: list[Any], path: str, depth: int) -> ColumnType:
@@ -216,46 +250,11 @@ class _Builder:
         if kinds == {int}:
             return _integer([value for value in values if value is not None], path)
         if kinds <= {int, float}:
-            return _scalar(*_NUMBER, path)
+            is_exact = all(type(value) is not int or abs(value) <= _EXACT_IN_DOUBLE for value in values)
+            return _scalar(*_NUMBER, path) if is_exact else json_type()
         if kinds == {bool}:
             return _scalar(*_BOOLEAN, path)
         return _string(None, path) if kinds == {str} else json_type()
-
-
-def _only_null(schema: Any) -> bool:
-    if not isinstance(schema, dict):
-        return False
-    return (
-        schema.get("type") in ("null", ["null"])
-        or schema.get("enum") == [None]
-        or ("const" in schema and schema["const"] is None)
-    )
-
-
-def _closed(schema: dict[str, Any], properties: dict[str, Any], open_by_default: bool) -> bool:
-    """Whether an object's keys are its declared properties and nothing else."""
-    if schema.get("patternProperties") or schema.get("additionalProperties", open_by_default) is not False:
-        return False
-    if (
-        schema.get("unevaluatedProperties", open_by_default and "additionalProperties" not in schema)
-        is not False
-    ):
-        return False
-    required = schema.get("required")
-    if isinstance(required, list) and not set(map(str, required)) <= set(properties):
-        return False
-    for name in _COMBINATORS:
-        if name not in schema:
-            continue
-        inner = schema[name]
-        branches: Iterable[Any] = (
-            inner.values()
-            if name == "dependentSchemas" and isinstance(inner, dict)
-            else (inner if isinstance(inner, list) else [inner])
-        )
-        if not all(isinstance(branch, dict) and set(branch) <= _HARMLESS_IN_BRANCHES for branch in branches):
-            return False
-    return True
 
 
 def _one_type(types: list[ColumnType]) -> ColumnType:
@@ -338,34 +337,6 @@ _NUMBER = (pa.float64(), _to_double)
 _BOOLEAN = (pa.bool_(), _to_boolean)
 _NULL = (pa.null(), _to_null)
 _EXACT_INTEGER = (pa.string(), lambda value: str(_to_integer(value)))
-
-
-def _bounds(schema: dict[str, Any]) -> tuple[int | None, int | None]:
-    """The least and the largest integer that a schema's own keywords allow, None where they do not say."""
-    least, most = _finite(schema.get("minimum")), _finite(schema.get("maximum"))
-    above, below = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
-    # Draft 4 says there only whether the bound itself is left out.
-    lows = [] if least is None else [math.floor(least) + 1 if above is True else math.ceil(least)]
-    highs = [] if most is None else [math.ceil(most) - 1 if below is True else math.floor(most)]
-    above, below = _finite(above), _finite(below)
-    lows += [] if above is None else [math.floor(above) + 1]
-    highs += [] if below is None else [math.ceil(below) - 1]
-    return max(lows, default=None), min(highs, default=None)
-
-
-def _finite(value: Any) -> int | float | None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return value if is_number and math.isfinite(value) else None
-
-
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def _step(value: Any) -> list[int]:
-    """The integer that every integer which is a multiple of `value` is a multiple of, if there is one."""
-    step = _finite(value)
-    return [abs(Decimal(repr(step)).as_integer_ratio()[0])] if step else []
 
 
 def _integer(named: list[int], path: str) -> ColumnType:

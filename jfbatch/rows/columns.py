@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
-from decimal import Decimal
+from collections.abc import Callable, Sequence, Set
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
 import pyarrow as pa
@@ -38,8 +38,9 @@ class Columns:
     `pattern` is the one that all rows share, None where they differ. `flatten` lifts the value's top-level
     properties to columns of their own in place of `value`; a name that a fixed column has becomes
     "value.NAME". `keep` names input fields to carry along, as text: strings as they are, anything else as
-    JSON; a name that another column has becomes "input.NAME". `arrow_dates` types date, date-time and
-    time. `open_objects`: objects may have undeclared properties, and such objects are JSON text.
+    JSON; a name that another column has becomes "input.NAME". (The prefix comes again where that is taken
+    too.) `arrow_dates` types date, date-time and time.
+    `open_objects`: objects may have undeclared properties, and such objects are JSON text.
     `any_integers`: integers that lack a bound may be of any size, and are text.
     `reasoning` and `tool_calls`: whether there are columns for what was thought, and which tools were called.
     """
@@ -65,14 +66,15 @@ class Columns:
         if pattern is not None and pattern.kind == "schema":
             self.value_type = column_type(pattern.schema, arrow_dates, open_objects, any_integers)
         lifted = self.value_type.fields if flatten and self.value_type else ()
+        columns = _unique([name for name, _ in lifted], "value.", fixed)
         self.lifted = tuple(
-            (name, f"value.{name}" if name in fixed else name, inner) for name, inner in lifted
+            (name, column, inner) for (name, inner), column in zip(lifted, columns, strict=True)
         )
         values = [(column, inner.arrow) for _, column, inner in self.lifted] or [
             ("value", self.value_type.arrow if self.value_type else pa.string())
         ]
         taken = fixed | {column for column, _ in values}
-        self.kept_columns = tuple(f"input.{name}" if name in taken else name for name in self.keep)
+        self.kept_columns = _unique(self.keep, "input.", taken)
         self.arrow_schema = pa.schema(
             [
                 *_BEFORE_VALUE,
@@ -124,8 +126,8 @@ class Columns:
             ]
             return {"value": pa.array(values, pa.string())}
         parsed = [
-            parse_output(text) if text is not None and is_json and status in VALUE_STATUSES else None
-            for status, text, is_json in rows
+            _parsed(text, note) if text is not None and is_json and status in VALUE_STATUSES else None
+            for (status, text, is_json), note in zip(rows, notes, strict=True)
         ]
         converted = [self.value_type.convert(value, note) for value, note in zip(parsed, notes, strict=True)]
         if not self.lifted:
@@ -145,10 +147,33 @@ class Columns:
         }
 
 
+def _unique(names: Sequence[str], prefix: str, taken: Set[str]) -> tuple[str, ...]:
+    """A column for each of the (distinct) names: itself, or behind as many prefixes as make it unique."""
+    used = {*taken, *names}
+    columns = []
+    for name in names:
+        column = name
+        while column in taken or (column != name and column in used):
+            column = prefix + column
+        used.add(column)
+        columns.append(column)
+    return tuple(columns)
+
+
+def _parsed(text: str, notes: Notes) -> Any:
+    """The value of an output's JSON, None with a note where it cannot be read."""
+    try:
+        return parse_output(text)
+    except ValueError as error:
+        notes.append(f"value: {error}; the text column has it")
+        return None
+
+
 def parse_output(text: str, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
     """The value of an output's JSON. Numbers beyond Python's int and float become Decimal.
 
-    `pairs` makes an object of its (key, value) pairs, as for json.loads. Raises ValueError on other text.
+    `pairs` makes an object of its (key, value) pairs, as for json.loads. Raises ValueError on other text, and
+    on a number beyond Decimal (1e99999999999999999999).
     """
     return json.loads(
         text, parse_int=_integer, parse_float=_float, parse_constant=_no_constant, object_pairs_hook=pairs
@@ -160,12 +185,20 @@ def _no_constant(name: str) -> Any:
 
 
 def _integer(text: str) -> int | Decimal:
-    return int(text) if len(text) <= MAXIMUM_DIGITS else Decimal(text)
+    return int(text) if len(text) <= MAXIMUM_DIGITS else _decimal(text)
 
 
 def _float(text: str) -> float | Decimal:
     value = float(text)
-    return value if math.isfinite(value) else Decimal(text)
+    return value if math.isfinite(value) else _decimal(text)
+
+
+def _decimal(text: str) -> Decimal:
+    try:
+        return Decimal(text)
+    except InvalidOperation:
+        shown = text if len(text) <= 60 else f"{text[:56]}..."
+        raise ValueError(f"the number {shown} is too large to be read") from None
 
 
 def _kept_text(value: Any) -> str | None:

@@ -120,7 +120,7 @@ def _json_line(row: dict[str, Any], settings: TableSettings) -> str:
         further["tool_calls"] = json.loads(further["tool_calls"])
     members.update({name: dump(value) for name, value in further.items()})
     if columns.lifted:
-        parsed = parse_output(value) if value is not None else {}
+        parsed = _properties(value) if value is not None else {}
         members.update({column: dump(parsed.get(name)) for name, column, _ in columns.lifted})
     else:
         # Line ends inside a JSON text stand only between its tokens.
@@ -130,6 +130,15 @@ def _json_line(row: dict[str, Any], settings: TableSettings) -> str:
     for name, column in zip(columns.keep, columns.kept_columns, strict=True):
         members[column] = dump(extra.get(name))
     return "{" + ", ".join(f"{dump(name)}: {text}" for name, text in members.items()) + "}"
+
+
+def _properties(text: str) -> dict[str, Any]:
+    """The properties of an object's text; none where Python cannot hold it: the text column has it."""
+    try:
+        parsed = parse_output(text)
+    except ValueError:
+        return {}
+    return parsed if isinstance(parsed, dict) else {}
 
 
 def _openai_line(row: dict[str, Any], settings: TableSettings) -> str:

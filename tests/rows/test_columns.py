@@ -17,14 +17,18 @@ from hypothesis import strategies as st
 
 from jfbatch.rows.column_types import MAXIMUM_LEAVES, column_type
 from jfbatch.rows.columns import Columns
-from jfbatch.rows.result import RowResult
+from jfbatch.rows.result import RowResult, part_table
 from jfbatch.rows.row import Pattern
+from jfbatch.rows.tables import TableSettings, open_writer
 
 STRING, INTEGER, NUMBER, BOOLEAN = ({"type": name} for name in ("string", "integer", "number", "boolean"))
 
 
 def closed(**properties: Any) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "additionalProperties": False}
+
+
+A = {"$defs": {"a": closed(a=INTEGER)}}
 
 
 def results(*texts: str | None, status: str = "ok", is_json: bool = True) -> list[RowResult]:
@@ -81,6 +85,13 @@ def through_parquet(table: pa.Table) -> pa.Table:
         ({"type": "integer", "allOf": [{"minimum": 2**63}]}, pa.decimal128(38, 0)),
         ({"type": "integer", "allOf": [{"enum": [10**38, 1]}]}, pa.string()),
         ({"$ref": "#/$defs/n", "minimum": 2**63, "$defs": {"n": INTEGER}}, pa.decimal128(38, 0)),
+        ({"type": "integer", "not": {"maximum": 2**63 - 1}}, pa.decimal128(38, 0)),
+        ({"type": "integer", "not": {"maximum": 5}}, pa.int64()),
+        ({"type": "integer", "maximum": 1e37}, pa.decimal128(38, 0)),
+        ({"type": "integer", "maximum": 1e38}, pa.string()),
+        ({"type": "integer", "allOf": [{"$ref": "#somewhere"}]}, pa.string()),
+        ({"enum": [2**53 + 1, 1.5]}, "json"),
+        ({"enum": [2**53, 1.5]}, pa.float64()),
         ({"enum": ["a", "b", None]}, pa.string()),
         ({"enum": [1, 2]}, pa.int64()),
         ({"enum": [1, 2.5]}, pa.float64()),
@@ -120,6 +131,25 @@ def through_parquet(table: pa.Table) -> pa.Table:
         ({}, "json"),
         (True, "json"),
         ({"type": "string", "format": "date"}, pa.string()),
+        ({"type": "array", "items": INTEGER, "contains": {"minimum": 2**63}}, "json"),
+        ({"type": "array", "items": INTEGER, "allOf": [{"items": {"minimum": 2**63}}]}, "json"),
+        ({"type": "array", "items": STRING, "contains": {"const": "x"}}, pa.list_(pa.string())),
+        ({**closed(a=STRING), "dependentRequired": {"a": ["b"]}}, "json"),
+        ({**closed(a=STRING), "dependencies": {"a": ["b"]}}, "json"),
+        ({**closed(a=STRING), "dependencies": {"a": closed(b=STRING)}}, "json"),
+        (
+            {**closed(a=STRING, b=STRING), "dependentRequired": {"a": ["b"]}},
+            pa.struct([("a", pa.string()), ("b", pa.string())]),
+        ),
+        ({**closed(a=STRING), "anyOf": [{"required": ["b"]}]}, "json"),
+        ({"anyOf": [closed(a=STRING)], "required": ["b"]}, "json"),
+        ({"$ref": "#/$defs/a", "properties": {"b": STRING}, "required": ["b"], **A}, "json"),
+        ({"$ref": "#/$defs/a", "properties": {"a": {"minimum": 2**63}}, **A}, "json"),
+        ({"$ref": "#/$defs/a", "required": ["b"], **A}, "json"),
+        ({"$ref": "#/$defs/a", "allOf": [{"properties": {"b": STRING}}], **A}, "json"),
+        ({"$ref": "#/$defs/a", "type": "object", "required": ["a"], **A}, pa.struct([("a", pa.int64())])),
+        ({"$ref": "#/$defs/a", "description": "x", "x-order": 1, **A}, pa.struct([("a", pa.int64())])),
+        ({"$ref": "#/$defs/n", "type": "integer", "$defs": {"n": NUMBER}}, "json"),
     ],
     ids=lambda value: json.dumps(value) if isinstance(value, dict) else str(value),
 )
@@ -165,6 +195,25 @@ def test_the_fixed_columns_and_their_order() -> None:
     assert Columns(None).arrow_schema.names == names
 
 
+def test_lifted_and_kept_columns_have_names_of_their_own() -> None:
+    names = dict.fromkeys(("id", "value.id", "value.value.id", "x"), INTEGER)
+    columns = Columns(
+        Pattern.of_schema(closed(**names)), flatten=True, keep=("id", "input.id", "x", "input.x", "y")
+    )
+    found = columns.arrow_schema.names
+    assert len(set(found)) == len(found)
+    assert [column for _, column, _ in columns.lifted] == [
+        "value.value.value.id",
+        "value.id",
+        "value.value.id",
+        "x",
+    ]
+    assert columns.kept_columns == ("input.input.id", "input.id", "input.input.x", "input.x", "y")
+    value = {"id": 1, "value.id": 2, "value.value.id": 3, "x": 4}
+    row = columns.table(results(json.dumps(value))).to_pylist()[0]
+    assert (row["id"], row["value.value.value.id"], row["value.id"], row["x"]) == ("0", 1, 2, 4)
+
+
 def test_an_all_null_column_keeps_its_type() -> None:
     columns = Columns(Pattern.of_schema(closed(a=INTEGER)))
     table = columns.table(results(None, None, status="failed"))
@@ -201,6 +250,20 @@ def test_no_number_makes_it_crash(text: str, schema: dict[str, Any]) -> None:
     table = table_of(closed(a=schema), f'{{"a": {text}}}')
     value = table.column("value").to_pylist()[0]["a"]
     assert value is not None or "does not fit" in table.column("error").to_pylist()[0]
+
+
+@pytest.mark.parametrize("options", [{}, {"flatten": True}])
+def test_a_number_beyond_decimals_makes_its_value_null_and_is_said(options: Any) -> None:
+    columns = Columns(Pattern.of_schema(closed(a=NUMBER)), **options)
+    rows = results('{"a": 1e99999999999999999999}', '{"a": 1.5}')
+    table = columns.table(rows)
+    name = "a" if options else "value"
+    assert table.column(name).to_pylist() == ([None, 1.5] if options else [None, {"a": 1.5}])
+    assert "too large to be read; the text column has it" in table.column("error").to_pylist()[0]
+    file = io.BytesIO()
+    open_writer("jsonl", file, TableSettings(columns, {}, "", 0)).write(part_table(rows))
+    lines = file.getvalue().decode().splitlines()
+    assert '"a": null' in lines[0] if options else "1e99999999999999999999" in lines[0]
 
 
 def test_integers_beyond_int64_are_exact_where_the_schema_says_so() -> None:

@@ -98,8 +98,9 @@ def held_to_columns(facts: NumberFacts) -> NumberFacts:
     """The bounds of an integer with what its table column adds to a side that has none.
 
     The column is int64, decimal of 38 digits or text: the first that holds all the bounds (and the step).
-    Rows know the same rule (`rows.column_types`); a test compares them. Multiples are held by their length:
-    to compare digits and residues at once takes a state for every pair.
+    Rows know the same rule (`rows.column_types`); a test compares them. Multiples are held by their length,
+    as to compare digits and residues at once takes a state for every pair. Where the one bound leaves none so
+    short, the other is the column's, with one digit and nines (8999...) where that leaves any: fewer pairs.
     """
     lower, upper = facts.lower, facts.upper
     stated = [exact(facts.multiple.numerator)] if facts.multiple is not None else []
@@ -110,10 +111,24 @@ def held_to_columns(facts: NumberFacts) -> NumberFacts:
     for least, most in COLUMN_RANGES:
         if not all(least <= value <= most for value in stated):
             continue
-        if facts.multiple is None or (lower and upper):
-            return replace(facts, lower=lower or (least, False), upper=upper or (most, False))
-        return replace(facts, characters=len(str(most)) - 1)
+        step = 1 if facts.multiple is None else facts.multiple.numerator
+        nearest, characters = _nearest_to_zero(lower, upper, step), len(str(most)) - 1
+        if step > 1 and not (lower and upper):
+            if len(str(nearest)) <= characters:
+                return replace(facts, characters=characters)
+            power = 10 ** (len(str(most + 1)) - 1)
+            edge = (most + 1) // power * power - 1
+            if abs(nearest) <= edge:
+                least, most = -edge, edge
+        return replace(facts, lower=lower or (least, False), upper=upper or (most, False))
     return facts
+
+
+def _nearest_to_zero(lower: tuple[Number, bool] | None, upper: tuple[Number, bool] | None, step: int) -> int:
+    """The multiple of step nearest to 0 that is within at most one bound."""
+    if lower is not None:
+        return max(0, -(-_ceiling(Bound(exact(lower[0]), lower[1])) // step) * step)
+    return 0 if upper is None else min(0, _floor(Bound(exact(upper[0]), upper[1])) // step * step)
 
 
 def number_expression(
@@ -184,11 +199,11 @@ def _ceiling(bound: Bound) -> int:
 @lru_cache(maxsize=512)
 def _integers(low: int | None, high: int | None, step: int) -> Expression:
     if low is not None and high is not None:
-        low, high = -(-low // step) * step, high // step * step
-        if low > high:
+        least, most = -(-low // step) * step, high // step * step
+        if least > most:
             return NOTHING
-        if step > 1 and (high - low) // step < MAX_LISTED:
-            return choice(*(literal(str(value)) for value in range(low, high + 1, step)))
+        if step > 1 and (most - least) // step < MAX_LISTED:
+            return choice(*(literal(str(value)) for value in range(least, most + 1, step)))
     if step == 1:
         return _signed_range(low, high)
     positive, negative = integer_multiples(step)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from jfbatch.errors import GrammarTooLarge, InvalidGrammar, UnsupportedSchema
+from jfbatch.errors import GrammarTooLarge, InvalidGrammar, Unsatisfiable, UnsupportedSchema
 from jfbatch.grammar import backends
 from jfbatch.grammar.ahead import warm_up
 from jfbatch.grammar.backends import is_installed
@@ -96,6 +96,33 @@ def test_where_both_refuse_the_place_is_kept_and_both_reasons_are_told(
             future.result(30)
         assert (caught.value.path, caught.value.keyword) == ("/a", "odd")
         assert compiler.statistics.failed == 1
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "array", "items": {"$ref": "#"}, "minItems": 1},
+        {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]},
+        {"type": "integer", "minimum": 5, "maximum": 4},
+    ],
+)
+def test_a_schema_that_no_value_satisfies_goes_to_no_other_engine(
+    schema: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backends, "open_backend", lambda *_: pytest.fail("handed on"))
+    with Compiler(VOCABULARY, OPTIONS) as compiler:
+        future = compiler.submit("schema", json.dumps(schema))
+        with pytest.raises(Unsatisfiable, match=r"no value can satisfy it$"):
+            future.result(30)
+
+
+@with_llguidance
+def test_an_engine_that_breaks_at_its_first_mask_refuses_the_pattern(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with Compiler(VOCABULARY, OPTIONS) as compiler, pytest.raises(InvalidGrammar, match=r"^llguidance: "):
+        compiler.submit("schema", '{"$ref": "#"}', "llguidance").result(30)
+    assert caplog.text == ""
 
 
 @with_llguidance
