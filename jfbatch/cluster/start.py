@@ -47,7 +47,9 @@ def with_files_of_the_shard(config: RunConfig) -> RunConfig:
     renamed = {}
     for name in ("summary_json", "profile"):
         path: Path | None = getattr(config, name)
-        if path is not None and path.name and (path.is_file() or not path.exists()):
+        if path is None or not path.name or path.is_relative_to("/dev"):
+            continue
+        if path.is_file() or not path.exists():
             renamed[name] = path.with_name(f"{path.stem}.{shard.number}-of-{shard.count}{path.suffix}")
     return config.model_copy(update=renamed)
 
