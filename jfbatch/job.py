@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
@@ -91,6 +91,8 @@ def run_plan(config: RunConfig, plan: Plan, surroundings: Surroundings, span: Sp
         with span("finish table"):
             finished = store.finish(columns) if plan.shard is None else store.finish_shard()
     statistics = outcomes.statistics(finished.statuses)
+    failed_now = outcomes.statistics().rows_failed
+    statistics = replace(statistics, rows_failed_before=statistics.rows_failed - failed_now)
     progress.end(statistics)
     print_summary(statistics, None if plan.shard else plan.output, quiet=config.quiet)
     if plan.shard is not None:

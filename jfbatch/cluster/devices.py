@@ -74,10 +74,7 @@ def share_of_memory(processes: int) -> int:
 def run_on_devices(config: RunConfig, forced_end: Callable[[int], None] | None = None) -> int:
     """Run the job, one process per device of `config.devices`; the exit code. Raises JfbatchError."""
     plan = job.check(config)
-    if config.device != "auto":
-        raise UsageError("give either --device or --devices")
-    if config.profile is not None:
-        raise UsageError("--profile is of one process: leave out --devices")
+    check_for_devices(config)
     if "-" in config.inputs:
         raise UsageError("--devices: standard input cannot be read by several processes: name a file")
     gc.enable()  # the command line keeps it off while models are loaded, which workers do
@@ -91,6 +88,8 @@ def run_on_devices(config: RunConfig, forced_end: Callable[[int], None] | None =
         finished, damage = dict(statistics.status_counts), None
     else:
         merged = merge_shards(plan.output)
+        if merged.table is None and merged.damage is not None:
+            raise merged.damage
         if merged.table is None:
             raise WorkerDied("; ".join(map(str, merged.missing)) + ": the same command continues")
         finished, damage = dict(merged.table.statuses), merged.damage
@@ -101,6 +100,14 @@ def run_on_devices(config: RunConfig, forced_end: Callable[[int], None] | None =
     if damage is not None:
         raise damage
     return code
+
+
+def check_for_devices(config: RunConfig) -> None:
+    """Raise UsageError on settings that do not go with `--devices`."""
+    if config.device != "auto":
+        raise UsageError("give either --device or --devices")
+    if config.profile is not None:
+        raise UsageError("--profile is of one process: leave out --devices")
 
 
 def shards_for(config: RunConfig, whole: Shard, devices: int) -> tuple[Shard, ...]:
@@ -272,7 +279,7 @@ class _Run:
 
     def _too_many_failures(self) -> bool:
         most = self.config.max_failures
-        return most is not None and self.statistics().rows_failed >= most
+        return most is not None and self.statistics().rows_failed_now >= most
 
     def _outcome(self, signals: Signals, progress: Progress) -> int | None:
         if self.failure is not None:

@@ -25,13 +25,17 @@ def merge(output: Path, inputs: Sequence[str] = (), *, partial: bool = False, qu
     """Put the shards of `output` together; the exit code (see docs/running.md). Raises JfbatchError.
 
     `inputs` replace the names that the shards were given. Where rows have no result nothing is written, the
-    shards that lack them are named on stderr, and the code is 1; `partial` writes the others.
+    shards that lack them are named on stderr, and the code is 1; `partial` writes the others. An input that
+    is damaged counts as partial: no shard is removed, and a table that is there already stays as it is.
     """
     if not begun_shards(output):
         return _merged_before(output, quiet)
     merged = merge_shards(output, inputs, partial=partial)
     for count in merged.missing:
         print(f"jfbatch: {count}", file=sys.stderr)
+    if merged.table is None and merged.damage is not None:
+        _say(f"{output} was not written, and the shards are kept: mend the input and merge then", quiet)
+        raise merged.damage
     if merged.table is None:
         print(
             f"jfbatch: {output} was not written: run those shards again (finished rows are kept) and "
@@ -42,6 +46,8 @@ def merge(output: Path, inputs: Sequence[str] = (), *, partial: bool = False, qu
     table, shards = merged.table, merged.shards
     _say(f"{table.rows:,} rows of {shards} shards: {_told(table.statuses)}", quiet)
     left_out = ", without the rows named above; the shards are kept" if merged.missing else ""
+    if merged.damage is not None:
+        left_out = ", as far as the input can be read; the shards are kept: mend the input and merge again"
     _say(f"{output}{left_out}", quiet)
     if merged.damage is not None:
         raise merged.damage
@@ -63,7 +69,7 @@ def merge_shards(output: Path, inputs: Sequence[str] = (), *, partial: bool = Fa
     begun = begun_shards(output)
     if not begun:
         raise UsageError(f"{output} has no shards")
-    job = read_description(output, settings_of_job(begun))
+    job = read_description(output, settings_of_job(output, begun, bool(inputs)))
     inputs = inputs or job.inputs
     if "-" in inputs:
         raise UsageError("merge reads the input again: name the files that the shards read, not -")
@@ -73,9 +79,11 @@ def merge_shards(output: Path, inputs: Sequence[str] = (), *, partial: bool = Fa
         shared, calls_tools, damage = _look_up(store, inputs, job)
         missing = store.missing
         table = None
-        if partial or not missing:
+        # Of a damaged input nobody knows which rows follow: what is finished is not removed.
+        whole = not missing and damage is None
+        if whole or ((partial or not missing) and not (damage and store.continues_table)):
             columns = job.columns(shared, store.has_reasoning, calls_tools)
-            table = store.finish(columns, partial=bool(missing))
+            table = store.finish(columns, partial=not whole)
     return Merged(table, begun[0].shard.count, missing, damage)
 
 

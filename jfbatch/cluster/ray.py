@@ -31,6 +31,16 @@ from jfbatch.rows.shard_directories import begun_shards
 logger = logging.getLogger("jfbatch")
 
 
+_NOT_OF_A_GENERATOR = frozenset(
+    {
+        *("inputs", "output", "shard", "shard_by", "devices", "requeue"),
+        *("keep_parts", "overwrite", "retry", "flush_rows", "flush_seconds"),
+        *("max_failures", "summary_json", "profile"),
+    }
+)
+"""Settings of a run that has an input, an output and an end of its own."""
+
+
 class StructuredGenerator:
     """A callable class for `Dataset.map_batches`: a batch of prompts in, their results out.
 
@@ -49,9 +59,15 @@ class StructuredGenerator:
 
         if isinstance(schema, str):
             settings, schema = {**settings, "schema": schema}, None
-        refused = sorted({"inputs", "output", "shard", "devices"} & set(settings))
+        refused = sorted(_NOT_OF_A_GENERATOR & set(settings))
         if refused:
-            raise UsageError(f"StructuredGenerator: {', '.join(refused)}: Ray says what it reads and where")
+            raise UsageError(
+                f"StructuredGenerator: {', '.join(refused)}: mean nothing here: Ray says what is read and "
+                "where it goes, and keeps it"
+            )
+        others = sorted({"regex", "choice", "grammar"} & {n for n, value in settings.items() if value})
+        if schema is not None and others:
+            raise UsageError(f"StructuredGenerator: give one of schema and {' and '.join(others)}, not both")
         self.config = load_config(settings)
         job.check_settings(self.config)
         pattern = Pattern.of_schema(schema) if schema is not None else job.default_pattern(self.config)
@@ -133,13 +149,12 @@ def run_shards(config: RunConfig, actors: int, cpus: float = 1, gpus: float = 0)
     All nodes must see input and output under the same names. An actor that is lost is started again and
     continues from its shard's parts, as does the same command.
     """
+    _refuse_settings(config)
     import ray
 
     plan = job.check(config)
     if "-" in config.inputs:
         raise UsageError("ray: standard input cannot be read by several actors: name a file")
-    if plan.shard is not None or config.devices is not None or config.requeue:
-        raise UsageError("ray: leave out --shard, --devices and --requeue: Ray places the shards")
     begun = begun_shards(plan.output)
     count = begun[0].shard.count if begun else actors
     started = not ray.is_initialized()
@@ -159,12 +174,22 @@ def run_shards(config: RunConfig, actors: int, cpus: float = 1, gpus: float = 0)
         if started:
             ray.shutdown()
     merged = merge_shards(plan.output)
-    if merged.table is None:
+    if merged.table is None and merged.damage is None:
         raise JfbatchError("; ".join(map(str, merged.missing)) + ": the same command continues")
     if merged.damage is not None:
         raise merged.damage
+    assert merged.table is not None
     good = {"ok", "shortened"}
     return 0 if all(status in good for status, count in merged.table.statuses.items() if count) else 1
+
+
+def _refuse_settings(config: RunConfig) -> None:
+    """Raise UsageError on settings that are of one process."""
+    if config.shard is not None or config.devices is not None or config.requeue:
+        raise UsageError("ray: leave out --shard, --devices and --requeue: Ray places the shards")
+    for flag, file in (("--summary-json", config.summary_json), ("--profile", config.profile)):
+        if file is not None:
+            raise UsageError(f"ray: leave out {flag}: it is of one process, and the actors are several")
 
 
 class ShardActor:

@@ -21,6 +21,7 @@ from jfbatch.errors import OutputError, UsageError
 _SIGNAL_SECONDS = 120
 _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 _ARRAY = re.compile(r"(?:1-)?(\d{1,6})(%\d{1,6})?")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _OURS = re.compile(r"-[ad].*|--(array|dependency|parsable|signal|wrap)(=.*)?", re.DOTALL)
 
 
@@ -47,6 +48,8 @@ class SlurmRequest:
             )
         if seconds_of(time) is None:
             raise UsageError(f"--time: {time!r} is none of Slurm's: give minutes, H:MM:SS or D-HH:MM:SS")
+        if partition is not None and _CONTROL.search(partition):
+            raise UsageError(f"--partition: {partition!r} has a control character: give a partition's name")
         for argument in extra:
             if argument.startswith("-") and _OURS.fullmatch(argument):
                 raise UsageError(
@@ -58,8 +61,12 @@ class SlurmRequest:
 
     @property
     def signal_seconds(self) -> int:
-        """How long before its time limit a job is told: not so long that a short job is told at once."""
-        return min(_SIGNAL_SECONDS, (seconds_of(self.time) or 0) // 4)
+        """How long before its time limit a job is told: not so long that a short job is told at once.
+
+        Slurm rounds the limit up to whole minutes.
+        """
+        minutes = -(-(seconds_of(self.time) or 0) // 60)
+        return min(_SIGNAL_SECONDS, minutes * 60 // 4)
 
 
 @dataclass(frozen=True)
@@ -91,8 +98,12 @@ def seconds_of(time: str) -> int | None:
 def write_scripts(output: Path, run_arguments: Sequence[str], request: SlurmRequest) -> Scripts:
     """Writes the scripts to OUTPUT.slurm. `run_arguments` are those of `jfbatch run`. Raises OutputError."""
     directory = Path(os.path.abspath(output.with_name(output.name + ".slurm")))
-    if any("\n" in text for text in (str(directory), os.getcwd(), *request.extra)):
-        raise UsageError("a line end in a path or an sbatch argument cannot be written to a script")
+    for text in (str(directory), os.getcwd(), *request.extra):
+        if _CONTROL.search(text):
+            raise UsageError(
+                f"{text!r}: a line end or another control character in a path or an sbatch argument cannot "
+                "be written to a script"
+            )
     scripts = Scripts(*(directory / name for name in ("array.sh", "merge.sh", "submit.sh")))
     texts = {
         scripts.array: _array_script(output, directory, run_arguments, request),

@@ -21,6 +21,7 @@ def start(config: RunConfig) -> int:
     """Run a job as its settings say; the process's exit code. Raises JfbatchError."""
     if config.shard == "auto":
         config = config.model_copy(update={"shard": str(array_shard())})
+    config = with_files_of_the_shard(config)
     if not config.requeue:
         return _run(config)
     job_id()  # outside of Slurm it raises, before anything starts
@@ -33,6 +34,24 @@ def start(config: RunConfig) -> int:
     code = _run(config, run_again)
     run_again(code)
     return code
+
+
+def with_files_of_the_shard(config: RunConfig) -> RunConfig:
+    """The settings with files that are this shard's own: summary.json becomes summary.1-of-2.json.
+
+    All elements of an array have the same command line. What is no file, such as /dev/stdout, stays.
+    """
+    if config.shard is None:
+        return config
+    shard = Shard.parse(config.shard)
+    renamed = {}
+    for name in ("summary_json", "profile"):
+        path: Path | None = getattr(config, name)
+        if path is None or not path.name or path.is_relative_to("/dev"):
+            continue
+        if path.is_file() or not path.exists():
+            renamed[name] = path.with_name(f"{path.stem}.{shard.number}-of-{shard.count}{path.suffix}")
+    return config.model_copy(update=renamed)
 
 
 def _run(config: RunConfig, forced_end: Callable[[int], None] | None = None) -> int:

@@ -1,12 +1,14 @@
 """A follower of a tensor-parallel group: `python -m jfbatch.engine.follower`, its order as JSON on stdin.
 
-When its stdin ends the leader is gone, and so is this process.
+When its stdin ends the leader is gone, and so is this process. Signals are the leader's to answer: Slurm and
+terminals send them to all processes, and the leader needs the followers to finish its step.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import threading
 
@@ -16,6 +18,8 @@ from jfbatch.errors import JfbatchError
 
 def main() -> None:
     """Follow until the leader ends."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
     order = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_the_leader, daemon=True).start()
     prepare_environment()

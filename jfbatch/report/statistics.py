@@ -15,11 +15,13 @@ class RunStatistics:
     """A snapshot of a run's counters. Times are in seconds.
 
     `rows_total` is None while the input is still being read. `rows_kept` are rows that an earlier start
-    had finished; they are in `status_counts` too.
+    had finished; they are in `status_counts` too. `rows_failed_before` are the failed ones among those in
+    `status_counts`.
     """
 
     rows_total: int | None = None
     rows_kept: int = 0
+    rows_failed_before: int = 0
     status_counts: Mapping[str, int] = field(default_factory=dict)
     prompt_tokens: int = 0
     sampled_tokens: int = 0
@@ -41,6 +43,11 @@ class RunStatistics:
     @property
     def rows_failed(self) -> int:
         return sum(count for status, count in self.status_counts.items() if status not in GOOD_STATUSES)
+
+    @property
+    def rows_failed_now(self) -> int:
+        """Rows that failed in this start."""
+        return self.rows_failed - self.rows_failed_before
 
     @property
     def completion_tokens(self) -> int:
@@ -70,6 +77,7 @@ class RunStatistics:
 
 _SUMMED = (
     "rows_kept",
+    "rows_failed_before",
     "prompt_tokens",
     "sampled_tokens",
     "jumped_tokens",

@@ -6,6 +6,7 @@ merge): the input is read once more, and of every row the result is looked up wh
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -147,6 +148,11 @@ class ShardedStore(Store):
         return self._of_shards[shard_number(row, self.count, self.by) - 1].find(digest(row.key))
 
     @property
+    def continues_table(self) -> bool:
+        """Whether a table of an earlier merge is there, whose rows may be in no shard."""
+        return self._base is not None
+
+    @property
     def missing(self) -> list[ShardCount]:
         """The shards that lack results for rows that were asked for."""
         return [count for count in self.counts if count.missing]
@@ -171,7 +177,43 @@ class ShardedStore(Store):
             directory.remove_if_empty()
 
 
-def settings_of_job(begun: list[BegunShard]) -> Mapping[str, Any]:
-    """What the shards were told of the job besides their fingerprint."""
-    job: Mapping[str, Any] = begun[0].settings.get("job") or {}
+def settings_of_job(output: Path, begun: list[BegunShard], inputs_given: bool = False) -> Mapping[str, Any]:
+    """What the shards were told of the job besides their fingerprint.
+
+    Raises UsageError where they were told different things, as the table of one of them could lack rows of
+    another. With `inputs_given` the inputs they read do not count.
+    """
+    first = begun[0]
+    ours = _compared(first)
+    for other in begun[1:]:
+        theirs = _compared(other)
+        names = sorted(name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name))
+        if inputs_given and "inputs" in names:
+            names.remove("inputs")
+        if not names:
+            continue
+        shown = "; ".join(
+            f"{name} ({_shown(ours.get(name))} and {_shown(theirs.get(name))})" for name in names
+        )
+        way_out = "start one of them again with the other's settings"
+        if names == ["inputs"]:
+            way_out = f"name the files that count: jfbatch merge {output} INPUT..."
+        raise UsageError(
+            f"shard {first.shard} and shard {other.shard} of {output} were started with different "
+            f"settings: {shown}: {way_out}"
+        )
+    job: Mapping[str, Any] = first.settings.get("job") or {}
     return job
+
+
+def _compared(begun: BegunShard) -> dict[str, Any]:
+    """The settings of a shard's job by name, those of its reader among them."""
+    job = dict(begun.settings.get("job") or {})
+    reader = job.pop("reader", None)
+    job.update(reader if isinstance(reader, dict) else {})
+    job.pop("exclude", None)  # files of the output, which the shards may know by different paths
+    return job
+
+
+def _shown(setting: Any) -> str:
+    return ", ".join(map(str, setting)) if isinstance(setting, list) else json.dumps(setting)

@@ -18,7 +18,7 @@ from jfbatch.config import RunConfig
 from jfbatch.errors import UsageError
 from jfbatch.report.statistics import RunStatistics, summed
 from jfbatch.rows.shard import Shard
-from tests.run_command import ROOT, Job, wait_until
+from tests.run_command import ROOT, Job, wait_until, write_lines
 from tests.soak.kill_loop import COMPARED, prepare
 
 ROWS = 60
@@ -108,6 +108,12 @@ def test_statistics_of_several_add_up() -> None:
     assert (both.rows_total, both.rows_done, both.rows_failed, both.sampled_tokens) == (11, 6, 2, 8)
     assert both.rows_per_second == 2.5
     assert summed([first, RunStatistics()], 1.0).rows_total is None
+
+
+def test_failures_of_earlier_starts_are_told_apart() -> None:
+    worker = RunStatistics(status_counts={"failed": 5, "ok": 1}, rows_kept=4, rows_failed_before=3)
+    both = summed([worker, worker], 1.0)
+    assert (both.rows_failed, both.rows_failed_now) == (10, 4)
 
 
 # -- runs ---------------------------------------------------------------------------------------------------
@@ -233,3 +239,20 @@ def test_a_worker_that_dies_twice_ends_the_run_and_loses_nothing(job: Job, tmp_p
     assert "shard 2/2 on cpu died (signal 9), the second time: the others go on" in done.stderr
     assert "the same command continues" in done.stderr.splitlines()[-1]
     assert (job.directory / "table.parquet.shards" / "1-of-2" / "done.json").exists()
+
+
+@pytest.mark.slow
+def test_failed_rows_of_earlier_starts_do_not_stop_a_run(alone: Job, tmp_path: Path) -> None:
+    job = Job(tmp_path, alone.model, alone.cache)
+    bad = [{"id": n, "prompt": 7} for n in range(6)]
+    write_lines(job.input, bad)
+    flags = ["--regex", "[ab]{3}", "--devices", "cpu:2", "-q"]
+    process = job.process(*flags)
+    _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 1, stderr
+    write_lines(job.input, [*bad, {"id": "good", "prompt": "a"}])
+    process = job.process(*flags, "--max-failures", "4")
+    _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 1, stderr
+    assert [row["status"] for row in job.rows()] == ["invalid_input"] * 6 + ["ok"]
+    assert not (tmp_path / "table.parquet.shards").exists()

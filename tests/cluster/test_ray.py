@@ -11,7 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from jfbatch.cluster.ray import StructuredGenerator, check_resources
+from jfbatch.cluster.ray import StructuredGenerator, check_resources, run_shards
+from jfbatch.config import load_config
 from jfbatch.errors import UsageError
 from tests.run_command import ROOT, Job, invoke
 from tests.soak.kill_loop import COMPARED, SCHEMA, prepare
@@ -117,6 +118,31 @@ def test_what_is_rays_to_say_is_refused() -> None:
         StructuredGenerator(shard="1/2", output="t.parquet")
     with pytest.raises(UsageError, match="unknown setting 'modle'; did you mean 'model'"):
         StructuredGenerator(modle="demo")
+
+
+@pytest.mark.parametrize("setting", ["max_failures", "summary_json", "profile", "retry", "flush_rows"])
+def test_what_means_nothing_to_a_generator_is_refused(setting: str) -> None:
+    with pytest.raises(UsageError, match=f"{setting}: mean nothing here"):
+        StructuredGenerator(**{setting: "1"})
+
+
+def test_a_schema_and_another_pattern_are_not_both_taken() -> None:
+    with pytest.raises(UsageError, match="one of schema and regex, not both"):
+        StructuredGenerator(schema=SCHEMA, regex="x+")
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"shard": "auto"}, "--shard"),
+        ({"summary_json": "s.json"}, "--summary-json"),
+        ({"profile": "trace.json"}, "--profile"),
+    ],
+)
+def test_settings_of_one_process_are_refused(tmp_path: Path, settings: dict[str, str], said: str) -> None:
+    config = load_config({"inputs": "rows.jsonl", "output": str(tmp_path / "t.parquet"), **settings})
+    with pytest.raises(UsageError, match=f"leave out {said}"):
+        run_shards(config, 2)
 
 
 def test_more_actors_than_the_cluster_can_hold_are_refused() -> None:

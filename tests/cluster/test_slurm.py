@@ -20,7 +20,12 @@ import pytest
 
 from jfbatch.cluster.requeue import MOST_IDLE_RESTARTS, job_id, requeue
 from jfbatch.cluster.slurm import SlurmRequest, seconds_of
+from jfbatch.cluster.start import with_files_of_the_shard
+from jfbatch.config import RunConfig
 from jfbatch.errors import UsageError
+from jfbatch.rows.row import Row
+from jfbatch.rows.shard import Shard
+from tests.rows.jobs import answer, open_store
 from tests.run_command import ROOT, invoke, write_lines
 
 ELEMENT = {"SLURM_JOB_ID": "41", "SLURM_ARRAY_JOB_ID": "37", "SLURM_ARRAY_TASK_ID": "4"}
@@ -174,6 +179,10 @@ def test_a_submission_that_fails_is_not_followed_by_a_merge(tmp_path: Path, comm
         (["--shard", "1/8"], "--shard"),
         (["--regex", "("], "--regex"),
         (["--gpus", "-1"], "--gpus"),
+        (["--keep-parts"], "--keep-parts"),
+        (["--gpus", "2", "--profile", "trace.json"], "--profile is of one process"),
+        (["--gpus", "2", "--device", "cuda"], "either --device or --devices"),
+        (["--partition", "a\necho hi"], "--partition: 'a\\necho hi' has a control character"),
     ],
 )
 def test_mistakes_are_told_before_anything_waits_in_a_queue(
@@ -181,6 +190,41 @@ def test_mistakes_are_told_before_anything_waits_in_a_queue(
 ) -> None:
     assert not scripts_of(tmp_path, *flags, code=2).exists()
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("shard", ["auto", "1/8"])
+def test_a_shard_in_the_settings_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], shard: str
+) -> None:
+    monkeypatch.setenv("JFBATCH_SHARD", shard)
+    assert not scripts_of(tmp_path, code=2).exists()
+    assert f"leave out shard ({shard})" in capsys.readouterr().err
+
+
+def test_an_array_of_another_size_than_the_shards_that_are_there_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with open_store(tmp_path / "t.parquet", shard=Shard(1, 6)) as store:
+        store.add(answer(Row(index=0, place="in:1", line=1, key="id:1", content=bytes(16), prompt="a")))
+    assert not scripts_of(tmp_path, code=2).exists()
+    assert "begun in 6 shards by row, which --array 8 by row does not continue" in capsys.readouterr().err
+    assert not scripts_of(tmp_path, "--array", "3", code=2).exists()
+    assert not scripts_of(tmp_path, "--array", "6", "--shard-by", "pattern", code=2).exists()
+    # Each of three elements with two GPUs has two of the six.
+    assert scripts_of(tmp_path, "--array", "3", "--gpus", "2").exists()
+    assert scripts_of(tmp_path, "--array", "6").exists()
+
+
+def test_elements_do_not_write_one_anothers_files(tmp_path: Path) -> None:
+    (tmp_path / "trace").write_text("of an earlier start")
+    given = RunConfig(shard="1/2", summary_json=tmp_path / "summary.json", profile=tmp_path / "trace")
+    config = with_files_of_the_shard(given)
+    assert config.summary_json == tmp_path / "summary.1-of-2.json"
+    assert config.profile == tmp_path / "trace.1-of-2"
+    alone = RunConfig(summary_json=tmp_path / "summary.json")
+    assert with_files_of_the_shard(alone) == alone
+    stream = RunConfig(shard="1/2", summary_json=Path("/dev/stderr"))
+    assert with_files_of_the_shard(stream) == stream
 
 
 def test_standard_input_cannot_be_cut_into_shards(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -211,6 +255,7 @@ def test_times_are_read_as_slurm_reads_them(text: str, seconds: int) -> None:
 def test_a_short_job_is_not_told_to_stop_at_its_start() -> None:
     assert SlurmRequest.parse("8", 1, "4:00:00").signal_seconds == 120
     assert SlurmRequest.parse("8%2", 1, "2").signal_seconds == 30
+    assert SlurmRequest.parse("8", 1, "0:01").signal_seconds == 15  # Slurm makes it a minute
 
 
 @pytest.mark.parametrize("command", ["slurm", "merge"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -69,7 +70,7 @@ def test_two_processes_say_what_one_says(job: Job, alone: Job) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", ["leader, in good order", "leader", "follower"])
+@pytest.mark.parametrize("victim", ["leader, in good order", "all, in good order", "leader", "follower"])
 def test_whichever_process_ends_the_other_does_not_wait_and_the_rest_continues(
     job: Job, alone: Job, victim: str
 ) -> None:
@@ -80,6 +81,9 @@ def test_whichever_process_ends_the_other_does_not_wait_and_the_rest_continues(
         if victim == "follower":
             child.kill()
         else:
+            if victim.startswith("all"):  # as Slurm does at a preemption
+                child.send_signal(signal.SIGTERM)
+                time.sleep(0.2)
             process.send_signal(signal.SIGKILL if victim == "leader" else signal.SIGTERM)
         _, stderr = process.communicate(timeout=60)
     finally:

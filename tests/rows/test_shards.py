@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from jfbatch.cluster.merge import merge
 from jfbatch.cluster.slurm_environment import array_shard
-from jfbatch.errors import OutputError, UsageError
+from jfbatch.errors import InputError, OutputError, UsageError
 from jfbatch.rows.job_description import JobDescription
 from jfbatch.rows.reader import ReaderOptions, read_rows
 from jfbatch.rows.result import RowResult
@@ -42,12 +43,16 @@ def run_shard(
     stop_after: int | None = None,
     settings: Mapping[str, str] = SETTINGS,
     status: str = "ok",
+    told: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> list[str]:
-    """One start of one shard; the prompts that ran. It stops after `stop_after` rows, as by a signal."""
+    """One start of one shard; the prompts that ran. It stops after `stop_after` rows, as by a signal.
+
+    `told` is what it leaves for the merge besides.
+    """
     shard = Shard.parse(name, by)
     ran: list[str] = []
-    job = JobDescription((str(source),), OPTIONS).as_json()
+    job = JobDescription((str(source),), OPTIONS, **(told or {})).as_json()
     with open_store(output, settings, flush_rows=3, shard=shard, job=job, **options) as store:
         for row in rows_of(shard, read_rows([str(source)], OPTIONS), ran.append):
             if store.contains(row):
@@ -321,6 +326,68 @@ def test_other_settings_are_refused_at_the_start_of_any_shard(source: Path, tmp_
         merge(output)
     run_shard(source, output, "2/2", settings=warm, overwrite=True)
     assert merge(output) == 1
+
+
+def test_shards_of_different_inputs_are_not_merged_to_a_table_that_lacks_rows(
+    source: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "t.parquet"
+    more = [{"id": f"m{n}", "prompt": f"more {n}"} for n in range(9)]
+    both = write_rows(tmp_path / "both.jsonl", [*read_lines(source), *more])
+    run_shard(source, output, "1/2")
+    run_shard(both, output, "2/2")
+    with pytest.raises(UsageError, match=r"shard 1/2 and shard 2/2 .*inputs \(.*rows.jsonl and .*both"):
+        merge(output)
+    assert len(begun_shards(output)) == 2 and not output.exists()
+    # Named, they count: the rows of shard 1 that it was not told of are missing, and it runs them.
+    assert merge(output, [str(both)]) == 1
+    assert len(begun_shards(output)) == 2 and not output.exists()
+    run_shard(both, output, "1/2")
+    assert merge(output) == 1
+    assert len(without_metadata(output)) == 53
+
+
+@pytest.mark.parametrize("inputs", [False, True])
+def test_shards_told_different_things_of_the_table_are_refused(
+    source: Path, tmp_path: Path, inputs: bool
+) -> None:
+    output = tmp_path / "t.parquet"
+    run_shard(source, output, "1/2")
+    run_shard(source, output, "2/2", told={"flatten": True})
+    with pytest.raises(UsageError, match=r"settings: flatten \(false and true\): start one of them again"):
+        merge(output, [str(source)] if inputs else [])
+    assert len(begun_shards(output)) == 2 and not output.exists()
+
+
+def test_an_input_that_is_damaged_only_when_merging_costs_no_result(
+    source: Path, tmp_path: Path, alone: pa.Table, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output, packed = tmp_path / "t.parquet", tmp_path / "rows.jsonl.gz"
+    packed.write_bytes(gzip.compress(source.read_bytes()))
+    run_shards(packed, output, 2)
+    whole = packed.read_bytes()
+    packed.write_bytes(whole[: len(whole) // 2])
+    for there in (False, True):  # the second time there is a table, which stays
+        before = output.read_bytes() if there else b""
+        with pytest.raises(InputError):
+            merge(output)
+        assert "the shards are kept: mend the input" in capsys.readouterr().err
+        assert len(begun_shards(output)) == 2
+        assert not there or output.read_bytes() == before
+    packed.write_bytes(whole)
+    assert merge(output) == 1
+    assert without_metadata(output).drop(["error"]).equals(alone.drop(["error"]))  # errors name the file
+    # New rows in shards, and the table of the others: neither is lost to damage.
+    packed.write_bytes(gzip.compress(source.read_bytes() + b'{"id": "new", "prompt": "new"}\n'))
+    assert run_shards(packed, output, 2) == ["new"]
+    whole, before = packed.read_bytes(), output.read_bytes()
+    packed.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(InputError):
+        merge(output)
+    assert output.read_bytes() == before
+    packed.write_bytes(whole)
+    assert merge(output) == 1
+    assert len(without_metadata(output)) == len(alone) + 1
 
 
 def test_a_table_made_with_other_settings_is_replaced_only_where_asked(source: Path, tmp_path: Path) -> None:
