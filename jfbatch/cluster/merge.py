@@ -102,6 +102,8 @@ def _look_up(
             store.contains(row)
     except InputError as error:
         damage = error
+    if not patterns:
+        return job.reader.pattern, calls_tools, damage
     return (next(iter(patterns)) if len(patterns) == 1 else None), calls_tools, damage
 
 
