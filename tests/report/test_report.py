@@ -118,7 +118,7 @@ def test_summary_goes_to_stderr_and_says_it_all(capsys: pytest.CaptureFixture[st
         "100: 70 ok, 8 shortened, 20 invalid_input, 2 failed (20 kept from an earlier start)",
         "3 compiled, 4 loaded from the cache, 1 failed",
         "3,000: 900 sampled, 2,100 jumped (70%)",
-        "1,500 (0.50 per output token)",
+        "1,500 forward passes of the batch",
         "40.0 s: compiling 1.2 s (in the background), prefilling 10.0 s, decoding 25.0 s",
         "x" * 100 + "/t.parquet",
     ):
