@@ -45,12 +45,6 @@ MIXED: list[Any] = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith("JFBATCH_")]:
-        monkeypatch.delenv(name)
-
-
 @pytest.fixture
 def job(tmp_path: Path, tiny_model: Path) -> Job:
     return Job(tmp_path, tiny_model, tmp_path / "cache")

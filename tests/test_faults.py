@@ -26,12 +26,6 @@ REGEX = ("--regex", "[A-Z][a-z]{6,12} [a-z]{4,9}")
 Fault = Callable[[int, int, Callable[[], torch.Tensor]], torch.Tensor]
 
 
-@pytest.fixture(autouse=True)
-def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith("JFBATCH_")]:
-        monkeypatch.delenv(name)
-
-
 @pytest.fixture
 def job(tmp_path: Path, tiny_model: Path) -> Job:
     return Job(tmp_path, tiny_model, tmp_path / "cache")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
-import os
 import random
 import re
 import time
@@ -525,12 +524,6 @@ def test_only_bytes_with_one_continuation_are_forced() -> None:
 # -- jobs ---------------------------------------------------------------------------------------------------
 
 OK: dict[str, Any] = {"type": "object", "properties": {"fits": {"type": "boolean"}}, "required": ["fits"]}
-
-
-@pytest.fixture(autouse=True)
-def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith("JFBATCH_")]:
-        monkeypatch.delenv(name)
 
 
 @pytest.fixture

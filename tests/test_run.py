@@ -49,12 +49,6 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
-@pytest.fixture(autouse=True)
-def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith("JFBATCH_")]:
-        monkeypatch.delenv(name)
-
-
 @pytest.fixture
 def job(tmp_path: Path, tiny_model: Path, cache: Path) -> Job:
     return Job(tmp_path, tiny_model, cache)

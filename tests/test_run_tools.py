@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +31,6 @@ TAG = {
     "structures": [{"begin": "<n>", "schema": {"type": "integer"}, "end": "</n>"}],
     "triggers": ["<n>"],
 }
-
-
-@pytest.fixture(autouse=True)
-def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith("JFBATCH_")]:
-        monkeypatch.delenv(name)
 
 
 @pytest.fixture(scope="module")

@@ -34,12 +34,6 @@ class EngineStatistics:
     forward_passes: int = 0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
-    draft_seconds: float = 0.0
-    mask_seconds: float = 0.0
-    sample_seconds: float = 0.0
-    accept_seconds: float = 0.0  # accepting, jumping, retokenising
-    prefill_tokens: int = 0
-    decode_tokens: int = 0
     shared_tokens: int = 0
     sampled_tokens: int = 0
     jumped_tokens: int = 0

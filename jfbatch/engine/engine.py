@@ -186,14 +186,13 @@ class Engine:
 
     def _with_drafts(self, planned: list[Planned]) -> list[Planned]:
         """The plan again, after the rows that decide were given what is worth verifying on the way."""
-        started = time.perf_counter()
+        if not self.config.drafts:
+            return planned
         deciding = [part.sequence for part in planned if part.decides]
         price = self._pace.price(len(deciding))
         for sequence in deciding:
             self._drafter.draft(sequence, price)
-        planned = self._scheduler.plan()
-        self.statistics.draft_seconds += time.perf_counter() - started
-        return planned
+        return self._scheduler.plan()
 
     def _settle(self, windows: list[Window]) -> None:
         """Account for what the step's drafts gave and cost."""
@@ -241,8 +240,6 @@ class Engine:
             if part.decides or sequence.sampled_tokens:
                 sequence.forward_passes += 1
             statistics.drafted_tokens += max(len(part.segment.logits) - 1, 0)
-        statistics.prefill_tokens += prefill
-        statistics.decode_tokens += decode
         statistics.prefill_seconds += seconds * prefill / (prefill + decode)
         statistics.decode_seconds += seconds * decode / (prefill + decode)
 
@@ -286,13 +283,10 @@ class Engine:
 
     def _decide(self, windows: list[Window], logits: Tensor) -> None:
         """Choose the next token of each window's row, accept it and jump."""
-        started = time.perf_counter()
         with self.span("mask"):
             masks = self._masks(windows)
         windows = [window for window in windows if window.open]
         rows = [window.row for window in windows if window.row is not None]
-        masked = time.perf_counter()
-        self.statistics.mask_seconds += masked - started
         if not rows:
             return
         draws = [
@@ -302,12 +296,9 @@ class Engine:
         ]
         with self.span("choose"):
             choices = choose(logits, masks, draws, self.config.log_probabilities, rows)
-        sampled = time.perf_counter()
-        self.statistics.sample_seconds += sampled - masked
         with self.span("accept"):
             for index, window in enumerate(windows):
                 self._take_choice(window, choices, index)
-        self.statistics.accept_seconds += time.perf_counter() - sampled
 
     def _take_choice(self, window: Window, choices: Choices, index: int) -> None:
         """Accept what was chosen for a window's row, or fail the row where nothing could be."""

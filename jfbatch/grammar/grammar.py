@@ -119,8 +119,7 @@ class Grammar:
     ) -> Grammar:
         """Free text with tags around JSON values (`tags.tags_to_rules`). Raises InvalidGrammar."""
         with _collector_paused():
-            absent = vocabulary.unwritten_bytes
-            compiled = tags_to_rules(spec, style, objects, strict, absent, max_string)
+            compiled = tags_to_rules(spec, style, objects, strict, _absent_bytes(vocabulary), max_string)
             program = _program(compiled.rules, vocabulary)
         return Grammar(program, vocabulary, compiled.unenforced, compiled.warnings)
 

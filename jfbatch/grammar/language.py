@@ -91,11 +91,6 @@ def is_empty(expression: Expression) -> bool:
     return dfa_of(expression).is_empty
 
 
-def are_disjoint(one: Expression, other: Expression) -> bool:
-    """Whether no text matches both (regular) expressions."""
-    return dfa_of(Intersection((one, other))).is_empty
-
-
 @lru_cache(maxsize=512)
 def _dfa(expression: Expression) -> Dfa:
     match expression:

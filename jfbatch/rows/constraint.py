@@ -46,7 +46,7 @@ _STRUCTURED: dict[str, PatternKind] = {
     "grammar": "grammar",
     "structural_tag": "tags",
 }
-# These steer how an engine enforces a constraint; they are not constraints (`read_options`).
+# These steer how an engine enforces a constraint; they are not constraints (`read_backend`).
 _GUIDED_OPTIONS = {"guided_decoding_backend", "guided_whitespace_pattern"}
 _STRUCTURED_OPTIONS = {
     "backend",

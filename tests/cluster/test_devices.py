@@ -24,12 +24,6 @@ from tests.soak.kill_loop import COMPARED, prepare
 ROWS = 60
 
 
-@pytest.fixture(autouse=True)
-def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith(("JFBATCH_", "SLURM_"))]:
-        monkeypatch.delenv(name)
-
-
 @pytest.fixture(scope="module")
 def alone(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Job:
     """The job in one process."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,12 +17,6 @@ from tests.run_command import ROOT, Job, invoke
 from tests.soak.kill_loop import COMPARED, SCHEMA, prepare
 
 ROWS = 24
-
-
-@pytest.fixture(autouse=True)
-def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith("JFBATCH_")]:
-        monkeypatch.delenv(name)
 
 
 @pytest.fixture(scope="module")

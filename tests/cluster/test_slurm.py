@@ -32,12 +32,6 @@ ELEMENT = {"SLURM_JOB_ID": "41", "SLURM_ARRAY_JOB_ID": "37", "SLURM_ARRAY_TASK_I
 
 
 @pytest.fixture(autouse=True)
-def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith(("JFBATCH_", "SLURM_"))]:
-        monkeypatch.delenv(name)
-
-
-@pytest.fixture(autouse=True)
 def _signals_as_they_were() -> Iterator[None]:
     before = signal.getsignal(signal.SIGTERM)
     yield

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections.abc import Sequence
@@ -24,12 +23,6 @@ ids = st.lists(st.integers(0, 100_000), max_size=8)
 segments = st.builds(
     Segment, st.integers(0, 99), st.integers(0, 9999), ids, st.lists(st.integers(0, 7)), st.integers(0, 9999)
 )
-
-
-@pytest.fixture(autouse=True)
-def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith("JFBATCH_")]:
-        monkeypatch.delenv(name)
 
 
 @pytest.fixture(scope="module")

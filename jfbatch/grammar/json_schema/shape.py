@@ -123,11 +123,6 @@ class PropertyScope:
     patterns: tuple[tuple[str, Atom], ...] = ()
     additional: Atom | None = None
 
-    def asks_for_more(self) -> bool:
-        """Whether it describes undeclared properties by a schema, not just by true or false."""
-        described = [atom for _, atom in self.patterns] + ([self.additional] if self.additional else [])
-        return any(isinstance(node.schema, dict) for node, _ in described)
-
 
 @dataclass(frozen=True, slots=True)
 class SomeKey:

@@ -16,7 +16,6 @@ from jfbatch.grammar.expression import ByteSet, Expression, Literal, choice, seq
 Ranges = tuple[tuple[int, int], ...]
 
 ANY_CHARACTER: Ranges = ((0, 0xD7FF), (0xE000, 0x10FFFF))
-NO_CHARACTER: Ranges = ()
 
 
 class Alphabet(Enum):
@@ -50,11 +49,6 @@ def normalised(pairs: Iterable[tuple[int, int]]) -> Ranges:
     if merged and merged[-1][1] >= 0xD800:
         return intersected(tuple(merged), ANY_CHARACTER)
     return tuple(merged)
-
-
-def united(one: Ranges, other: Ranges) -> Ranges:
-    """The characters of either set."""
-    return normalised((*one, *other))
 
 
 def intersected(one: Ranges, other: Ranges) -> Ranges:
