@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -132,16 +132,7 @@ def check(config: RunConfig) -> Plan:
     if config.output is None:
         raise UsageError("no output: say where the table goes with -o TABLE.parquet")
     check_settings(config)
-    extra = {
-        flag: file
-        for flag, file in (("--summary-json", config.summary_json), ("--profile", config.profile))
-        if file is not None
-    }
-    for flag, file in extra.items():
-        if not file.parent.is_dir():
-            raise UsageError(f"{flag}: there is no directory {file.parent}")
-        if file.is_dir():
-            raise UsageError(f"{flag}: {file} is a directory: name a file")
+    besides = files_besides(config)
     pattern = default_pattern(config)
     if pattern is not None:
         check_pattern(config, pattern)
@@ -155,22 +146,39 @@ def check(config: RunConfig) -> Plan:
         open_objects=config.objects == "open",
         exclude=(
             *(f"{config.output}{suffix}" for suffix in ("", ".parts", ".journal", ".shards")),
-            *map(str, extra.values()),
+            *map(str, besides.values()),
         ),
     )
     shard = Shard.parse(config.shard, config.shard_by) if config.shard else None
     if shard is not None and "-" in config.inputs:
         raise UsageError("--shard: standard input cannot be read by several shards: name a file")
-    taken = {config.output.resolve(): "output"}
-    for flag, file in extra.items():
-        if taken.setdefault(file.resolve(), flag) != flag:
-            raise UsageError(f"{flag}: {file} is written already, as {taken[file.resolve()]}: name another")
-    for name in (*config.inputs, *check_inputs(config.inputs, reader)):
-        if name != "-" and (use := taken.get(Path(name).resolve())) is not None:
-            other = "-o" if use == "output" else use
-            raise UsageError(f"{name} is both input and {use}: name another file with {other}")
+    check_distinct((*config.inputs, *check_inputs(config.inputs, reader)), {"-o": config.output, **besides})
     check_model_name(config.model)
     return Plan(config.output, reader, pattern, shard)
+
+
+def files_besides(config: RunConfig) -> dict[str, Path]:
+    """What a run writes besides its table, by flag. Raises UsageError where that cannot be."""
+    named = {"--summary-json": config.summary_json, "--profile": config.profile}
+    files = {flag: file for flag, file in named.items() if file is not None}
+    for flag, file in files.items():
+        if not file.parent.is_dir():
+            raise UsageError(f"{flag}: there is no directory {file.parent}")
+        if file.is_dir():
+            raise UsageError(f"{flag}: {file} is a directory: name a file")
+    return files
+
+
+def check_distinct(inputs: Iterable[str], written: Mapping[str, Path]) -> None:
+    """Raise UsageError where a file is written for two flags, or read as well."""
+    taken: dict[Path, str] = {}
+    for flag, file in written.items():
+        if (other := taken.setdefault(file.resolve(), flag)) != flag:
+            raise UsageError(f"{flag}: {file} is what {other} writes: name another file")
+    for name in inputs:
+        if name != "-" and (flag := taken.get(Path(name).resolve(), "")):
+            what = "output" if flag == "-o" else flag
+            raise UsageError(f"{name} is both input and {what}: name another file with {flag}")
 
 
 def check_settings(config: RunConfig) -> None:

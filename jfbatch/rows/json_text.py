@@ -18,11 +18,11 @@ MAXIMUM_NESTING = 256
 MAXIMUM_DIGITS = 4000
 """Longest number that is read, in characters (Python refuses to convert integers past 4300 digits)."""
 
-_STRING = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?'
-_BRACKETS = re.compile(_STRING + r"|([\[{])|([\]}])", re.DOTALL)
-_CONSTANTS = re.compile(_STRING + r"|(NaN|-?Infinity)", re.DOTALL)
-_NUMBERS = re.compile(_STRING + r"|(-?[0-9][0-9.eE+-]*)", re.DOTALL)
-_KEYS_AND_BRACKETS = re.compile(rf"({_STRING})\s*:|{_STRING}|([\[{{])|([\]}}])", re.DOTALL)
+STRING = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?'
+BRACKETS = re.compile(STRING + r"|([\[{])|([\]}])", re.DOTALL)
+_CONSTANTS = re.compile(STRING + r"|(NaN|-?Infinity)", re.DOTALL)
+_NUMBERS = re.compile(STRING + r"|(-?[0-9][0-9.eE+-]*)", re.DOTALL)
+_KEYS_AND_BRACKETS = re.compile(rf"({STRING})\s*:|{STRING}|([\[{{])|([\]}}])", re.DOTALL)
 _ESCAPES = re.compile(r"\\(?:u([0-9a-fA-F]{4})|.)", re.DOTALL)
 
 
@@ -68,7 +68,7 @@ def check_nesting(text: str) -> None:
     if text.count("[") + text.count("{") <= MAXIMUM_NESTING:
         return
     depth = 0
-    for found in _BRACKETS.finditer(text):
+    for found in BRACKETS.finditer(text):
         if found.group(1):
             depth += 1
             if depth > MAXIMUM_NESTING:

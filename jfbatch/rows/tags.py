@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from jfbatch.rows.json_text import BRACKETS, STRING
 from jfbatch.rows.row import Pattern, RowProblem
 from jfbatch.rows.validate import SchemaValidator, validator
 
@@ -28,9 +29,7 @@ _TAG_KEYS = {"type": ..., "begin": ..., "content": ..., "end": ...}
 _CONTENT_KEYS = {"type": ..., "json_schema": ..., "style": "json"}
 _NUMERIC = "0123456789.eE+-"
 _SELF_DELIMITING = frozenset({"object", "array", "string", "boolean", "null"})
-_STRING = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
-_BRACKETS = re.compile(_STRING + r"|([\[{])|([\]}])", re.DOTALL)
-_SCALAR = re.compile(_STRING + r"|true|false|null|-?[0-9][0-9.eE+-]*", re.DOTALL)
+_SCALAR = re.compile(STRING + r"|true|false|null|-?[0-9][0-9.eE+-]*", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -174,7 +173,7 @@ def value_end(text: str, start: int) -> int | None:
         found = _SCALAR.match(text, start)
         return found.end() if found else None
     depth = 0
-    for found in _BRACKETS.finditer(text, start):
+    for found in BRACKETS.finditer(text, start):
         if found.group(1):
             depth += 1
         elif found.group(2):
