@@ -8,10 +8,10 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from jfbatch.errors import GrammarError, UnsupportedSchema
+from jfbatch.errors import GrammarError, GrammarTooLarge, UnsupportedSchema
 from jfbatch.grammar import Vocabulary
 from jfbatch.grammar.grammar import Grammar
 from jfbatch.rows.column_types import column_type
@@ -56,11 +56,12 @@ def allows(grammar: Grammar, text: str) -> bool:
 def grammar_of(schema: Any, integers: Any) -> Grammar | None:
     try:
         return Grammar.from_json_schema(schema, BYTES, integers=integers)
-    except UnsupportedSchema:  # nothing is within the bounds
+    except (UnsupportedSchema, GrammarTooLarge):  # nothing is within the bounds, or it is refused
         return None
 
 
 @settings(deadline=None, max_examples=150)
+@example({"type": "integer", "not": {"minimum": -(2**63), "exclusiveMinimum": 0}}, [-(2**63) - 1])
 @given(SCHEMAS, st.lists(INTEGERS, min_size=1, max_size=12))
 def test_every_integer_that_the_grammar_lets_through_fits_its_column(schema: Any, values: list[int]) -> None:
     for integers in ("int64", "any"):
@@ -110,6 +111,7 @@ def test_multiples_too_long_for_their_length_are_held_by_the_column(
 
 
 @settings(deadline=None, max_examples=100)
+@example({"multipleOf": 2, "minimum": 2**63 - 1}, [0])
 @given(BOUNDS, st.lists(INTEGERS, min_size=1, max_size=12))
 def test_no_integer_that_fits_the_column_is_kept_out(bounds: Any, values: list[int]) -> None:
     schema = {"type": "integer", **bounds}

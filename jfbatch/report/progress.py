@@ -5,9 +5,11 @@ The caller may report after every step; all but a few calls a second cost one cl
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import TextIO
 
@@ -50,8 +52,10 @@ class LastingConsole(Console):
     """A console whose reader may go: rich would end the program, in the middle of a run."""
 
     def on_broken_pipe(self) -> None:
-        """Say nothing more."""
+        """Say nothing more; what is still buffered goes nowhere, or Python's end would be a failure."""
         self.quiet = True
+        with suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), self.file.fileno())
 
 
 class Progress:

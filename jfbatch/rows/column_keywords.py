@@ -100,6 +100,15 @@ def keeps_type_of_target(schema: dict[str, Any], target: dict[str, Any]) -> bool
 
 def integer_bounds(schema: dict[str, Any]) -> tuple[int | None, int | None]:
     """The least and the largest integer that a schema's own keywords allow, None where they do not say."""
+    lows, highs = all_integer_bounds(schema)
+    return max(lows, default=None), min(highs, default=None)
+
+
+def all_integer_bounds(schema: dict[str, Any]) -> tuple[list[int], list[int]]:
+    """The least and the largest integer that each of a schema's own keywords allows.
+
+    All of them count where the schema is negated: then it is enough that one is not kept.
+    """
     least, most = finite(schema.get("minimum")), finite(schema.get("maximum"))
     above, below = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
     # Draft 4 says there only whether the bound itself is left out.
@@ -108,7 +117,7 @@ def integer_bounds(schema: dict[str, Any]) -> tuple[int | None, int | None]:
     above, below = finite(above), finite(below)
     lows += [] if above is None else [math.floor(above) + 1]
     highs += [] if below is None else [math.ceil(below) - 1]
-    return max(lows, default=None), min(highs, default=None)
+    return lows, highs
 
 
 def finite(value: Any) -> int | Decimal | None:

@@ -25,6 +25,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
+from itertools import chain
 from typing import Any
 from urllib.parse import unquote
 
@@ -36,6 +37,7 @@ from jfbatch.rows.column_keywords import (
     DYNAMIC,
     FAR_REACHING,
     NEGATING,
+    all_integer_bounds,
     finite,
     integer_bounds,
     integer_step,
@@ -180,6 +182,8 @@ class _Builder:
     def _integer(self, within: Within, path: str) -> ColumnType:
         """The type of an integer with what it names, and what the schemas around it and joined to it do."""
         named: list[int] = []
+        bounds: list[tuple[int | None, int | None]] = []
+        loose: list[int] = []  # bounds, also those that a tighter one covers
         steps = [1]
         seen: set[int] = set()
         stack: list[Any] = list(within)
@@ -189,7 +193,8 @@ class _Builder:
             if not isinstance(schema, dict) or id(schema) in seen:
                 continue
             seen.add(id(schema))
-            named += [bound for bound in integer_bounds(schema) if bound is not None]
+            bounds.append(integer_bounds(schema))
+            loose += chain(*all_integer_bounds(schema))
             values = [finite(value) for value in (*listed(schema.get("enum")), schema.get("const"))]
             named += [math.floor(value) for value in values if value is not None]
             steps += integer_step(schema.get("multipleOf"))
@@ -203,9 +208,13 @@ class _Builder:
                 stack += inner if isinstance(inner, list) else [inner]
         if not is_known or (self._any_integers and None in integer_bounds(within[-1])):
             return _scalar(*_EXACT_INTEGER, path)
+        step = math.lcm(*steps)
+        for low, high in bounds:  # with the multiples that they leave nearest to 0
+            named += [] if low is None else [low, max(0, -(-low // step) * step)]
+            named += [] if high is None else [high, min(0, high // step * step)]
         if is_negated:  # which allows the integers on the other side of a bound
-            named += [value + beside for value in named for beside in (-1, 1)]
-        return _integer([*named, math.lcm(*steps)], path)
+            named += [value + beside for value in (*named, *loose) for beside in (-1, 1)]
+        return _integer([*named, step], path)
 
     def _object(self, schema: dict[str, Any], path: str, depth: int, within: Within) -> ColumnType:
         properties = schema.get("properties")

@@ -97,13 +97,16 @@ def integer_expression(
 def held_to_columns(facts: NumberFacts) -> NumberFacts:
     """The bounds of an integer with what its table column adds to a side that has none.
 
-    The column is int64, decimal of 38 digits or text: the first that holds all the bounds (and the step).
+    The column is int64, decimal of 38 digits or text: the first that holds all the bounds, the step, and the
+    multiple that a bound leaves nearest to 0.
     Rows know the same rule (`rows.column_types`); a test compares them. Multiples are held by their length,
     as to compare digits and residues at once takes a state for every pair. Where the one bound leaves none so
     short, the other is the column's, with one digit and nines (8999...) where that leaves any: fewer pairs.
     """
     lower, upper = facts.lower, facts.upper
-    stated = [exact(facts.multiple.numerator)] if facts.multiple is not None else []
+    step = 1 if facts.multiple is None else facts.multiple.numerator
+    nearest = _nearest_to_zero(lower, upper, step)
+    stated = [exact(step), Decimal(nearest)]
     if lower is not None:
         stated.append(Decimal(_ceiling(Bound(exact(lower[0]), lower[1]))))
     if upper is not None:
@@ -111,8 +114,7 @@ def held_to_columns(facts: NumberFacts) -> NumberFacts:
     for least, most in COLUMN_RANGES:
         if not all(least <= value <= most for value in stated):
             continue
-        step = 1 if facts.multiple is None else facts.multiple.numerator
-        nearest, characters = _nearest_to_zero(lower, upper, step), len(str(most)) - 1
+        characters = len(str(most)) - 1
         if step > 1 and not (lower and upper):
             if len(str(nearest)) <= characters:
                 return replace(facts, characters=characters)
