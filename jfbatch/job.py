@@ -52,8 +52,8 @@ Span = Callable[[str], AbstractContextManager[object]]
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a run has around it: who shows its progress (None: a line on stderr), and what is done, with the
-    exit code, before an end by force (see Signals)."""
+    """What a run has around it: who shows its progress and says how to go on (None: the run itself, on
+    stderr), and what is done, with the exit code, before an end by force (see Signals)."""
 
     progress: Progress | None = None
     forced_end: Callable[[int], None] | None = None
@@ -84,7 +84,8 @@ def run_plan(config: RunConfig, plan: Plan, surroundings: Surroundings, span: Sp
             code = signals.exit_code or 1
             progress.end(outcomes.statistics())
             write_summary(config, outcomes.statistics(outcomes.counts), outcomes.counts, code, finished=False)
-            progress.say(how_to_continue(config, outcomes))
+            if surroundings.progress is None:
+                progress.say(how_to_continue(config, outcomes))
             return code
         pattern = outcomes.shared_pattern_or(plan.pattern)
         columns = make_columns(config, pattern, store.has_reasoning, outcomes.calls_tools)
@@ -95,7 +96,7 @@ def run_plan(config: RunConfig, plan: Plan, surroundings: Surroundings, span: Sp
     statistics = replace(statistics, rows_failed_before=statistics.rows_failed - failed_now)
     progress.end(statistics)
     print_summary(statistics, None if plan.shard else plan.output, quiet=config.quiet)
-    if plan.shard is not None:
+    if plan.shard is not None and surroundings.progress is None:
         progress.say(f"shard {plan.shard} has all its rows; after the last: jfbatch merge {plan.output}")
     code = 0 if outcomes.all_good(finished.statuses) else 1
     write_summary(config, statistics, finished.statuses, code if damage is None else damage.exit_code)

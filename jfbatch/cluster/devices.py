@@ -243,7 +243,7 @@ class _Run:
     def _take(self, worker: _Worker, message: dict[str, Any], progress: Progress) -> None:
         if "statistics" in message:
             worker.statistics = RunStatistics(**message["statistics"])
-        if "say" in message and not message["say"].startswith(("shard ", "stopped")):
+        if "say" in message:
             if message["say"] not in self.said:  # all of them load the same model
                 progress.say(message["say"])
             self.said.add(message["say"])

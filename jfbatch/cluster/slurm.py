@@ -152,6 +152,7 @@ def _array_script(output: Path, directory: Path, run_arguments: Sequence[str], r
             "",
             "set -eu",
             f"cd {shlex.quote(os.getcwd())}",
+            'echo "shard $SLURM_ARRAY_TASK_ID on $SLURMD_NODENAME, start $((${SLURM_RESTART_COUNT:-0} + 1))"',
             f"exec {_shell_lines(command)} \\",
             f'    --shard "$SLURM_ARRAY_TASK_ID/{request.shards}" --requeue',
             "",

@@ -16,7 +16,7 @@ ShardBy = Literal["row", "pattern"]
 _PREFIX_CHARACTERS = 256
 """Rows count as sharing a prefix where so much of the beginning of their prompts is the same."""
 _SKEW_ROWS = 1000
-_SKEW = 3.0
+_SKEW = 3.0  # times as many rows as the others have on average
 
 
 @dataclass(frozen=True, order=True)
@@ -73,5 +73,5 @@ def rows_of(shard: Shard, rows: Iterable[Row], say: Callable[[str], None]) -> It
         if shard.takes(row):
             taken += 1
             yield row
-    if shard.count > 1 and taken > _SKEW_ROWS and taken * shard.count > _SKEW * read:
+    if taken > _SKEW_ROWS and taken * (shard.count - 1) > _SKEW * (read - taken):
         say(f"shard {shard} has {taken:,} of {read:,} rows, far more than others: --shard-by row is even")

@@ -124,6 +124,7 @@ def test_two_processes_give_the_table_of_one(job: Job, alone: Job) -> None:
     assert sum(told["rows"].values()) == told["statistics"]["rows_total"] == ROWS
     assert told["statistics"]["sampled_tokens"] > 0
     assert stderr.count("loading ") == 1  # one display for all
+    assert "jfbatch merge" not in stderr  # it merges itself
     assert re.search(rf"^rows +{ROWS}: \d+ ok", stderr, re.MULTILINE)
     assert not (job.directory / "table.parquet.shards").exists()
     # Again, on one device less: there is nothing left to do.
