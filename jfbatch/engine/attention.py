@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from jfbatch.engine import cpu_attention
-from jfbatch.engine.cpu_attention import Rules
+from jfbatch.engine.cpu_attention import Projections, Rules
 from jfbatch.engine.kv_cache import SlotPool
 from jfbatch.errors import ModelError
 
@@ -112,6 +112,8 @@ class StepLayout:
         self._write_indices: dict[int, Tensor] = {}
         self.compiled = pool.keys_across
         self.parts: list[NDArray[np.int64]] = []  # the kernel's
+        self.rules: dict[int, Rules] = {}  # what each layer has asked for
+        self._rotation: tuple[Tensor, tuple[NDArray[np.float32], NDArray[np.float32]]] | None = None
         if self.compiled:
             self._divide(spans)
         else:
@@ -172,6 +174,13 @@ class StepLayout:
             real_tokens=torch.tensor(real_tokens, device=device),
         )
 
+    def rotation(self, cosines: Tensor, sines: Tensor) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """A rotary embedding [1, tokens, head dim] as the kernel reads it; made once per step."""
+        if self._rotation is None or self._rotation[0] is not cosines:
+            first, second = (part[0].float().contiguous().numpy() for part in (cosines, sines))
+            self._rotation = cosines, (first, second)
+        return self._rotation[1]
+
     def write(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Store [kv head, tokens, head dim] of K and V; returns the layer's pool, used slots only."""
         heads, tokens, key_dim = key.shape
@@ -210,16 +219,17 @@ def packed_attention(
     assert step is not None and layer is not None
     step.attention_calls += 1
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    rules = Rules(scale, sliding_window or None, softcap, s_aux)
+    rules = step.rules[layer] = Rules(scale, sliding_window or None, softcap, s_aux)
     rows = query[0].transpose(0, 1)  # [tokens, heads, head dim]
     if step.compiled:
         keys, values = step.pool.layer(layer, key.shape[1], key.shape[-1], value.shape[-1])
-        new = key[0].transpose(0, 1), value[0].transpose(0, 1)
-        attended = cpu_attention.attend(rows, *new, keys, values, step.parts, rules)
-        output = attended.to(query.dtype)
-    else:
-        keys, values = step.write(layer, key[0], value[0])
-        output = query.new_empty(rows.shape[0], rows.shape[1], value.shape[-1])
+        flat = [part[0].transpose(0, 1).flatten(1).contiguous() for part in (query, key, value)]
+        projections = Projections(flat[0], flat[1], flat[2])
+        output = cpu_attention.attend(projections, query.shape[1], keys, values, step.parts, rules)
+        attend_far(step, rows, keys, values, rules, output)
+        return output.unsqueeze(0), None
+    keys, values = step.write(layer, key[0], value[0])
+    output = query.new_empty(rows.shape[0], rows.shape[1], value.shape[-1])
     for group in step.groups:
         attended = _attend_group(group, rows, keys, values, rules)
         if group.real is None:
@@ -229,13 +239,21 @@ def packed_attention(
     for span in step.fresh:
         part = slice(span.first, span.first + span.count)
         output[part] = _attend_alone(query[:, :, part], key[:, :, part], value[:, :, part], 0, rules)
+    attend_far(step, rows, keys, values, rules, output)
+    return output.unsqueeze(0), None
+
+
+def attend_far(
+    step: StepLayout, rows: Tensor, keys: Tensor, values: Tensor, rules: Rules, output: Tensor
+) -> None:
+    """Let the step's long spans attend to their slots: rows [tokens, heads, head dim] -> those of output."""
+    attend = _attend_in_blocks if step.compiled else _attend_alone
     for span in step.long:
         part = slice(span.first, span.first + span.count)
         end = span.start + span.count
         own_keys, own_values = keys[span.slot, None, :, :end], values[span.slot, None, :, :end]
-        attend = _attend_in_blocks if step.compiled else _attend_alone
-        output[part] = attend(query[:, :, part], own_keys, own_values, span.start, rules)
-    return output.unsqueeze(0), None
+        query = rows[part].transpose(0, 1).unsqueeze(0)
+        output[part] = attend(query, own_keys, own_values, span.start, rules)
 
 
 def _refuse_unknown(

@@ -24,6 +24,7 @@ from jfbatch.engine.cpu_kernels import BLOCK
 from jfbatch.errors import ModelError
 
 NO_WINDOW = 1 << 40
+_NOTHING: NDArray[np.float32] = np.empty(0, np.float32)
 
 
 def can_attend(device: torch.device, dtype: torch.dtype) -> bool:
@@ -41,10 +42,27 @@ class Rules:
     sinks: Tensor | None = None  # [heads], logits of a key that carries no value
 
 
+@dataclass(frozen=True)
+class Projections:
+    """Q, K and V of a step's tokens before they attend, each in a matrix [tokens, columns] of one dtype.
+
+    Heads lie side by side, the first one at `columns`; the three may be one matrix. Where the kernel is to
+    normalise and rotate: `rotation`, cosines and sines float32 [tokens, head dim]; `factors` of the root
+    mean square norms of Q and K, float32 [head dim] or empty, and their `epsilon`.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    columns: tuple[int, int, int] = (0, 0, 0)
+    rotation: tuple[NDArray[np.float32], NDArray[np.float32]] | None = None
+    factors: tuple[NDArray[np.float32], NDArray[np.float32]] = (_NOTHING, _NOTHING)
+    epsilon: float = 0.0
+
+
 def attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    projections: Projections,
+    heads: int,
     keys: Tensor,
     values: Tensor,
     parts: Sequence[NDArray[np.int64]],
@@ -54,23 +72,27 @@ def attend(
 
     Parameters
     ----------
-    query: [tokens, heads, head dim].
-    key, value: [tokens, kv heads, head dim] of the step's tokens.
+    heads: of the queries.
     keys, values: the storage, [slots, kv heads, length, head dim], in a dtype that `can_attend`; keys
         are contiguous with length and head dim exchanged, values as they are; length is a multiple of 4.
     parts: one per thread, int64 [spans, 5]: (slot, start, first, count, whether they attend) says that
         tokens first.. sit at positions start.. of that slot. No slot is in two parts.
 
-    Returns float32 [tokens, heads, value dim]; what no attending span covers is undefined.
+    Returns [tokens, heads, value dim] in the dtype of the queries. For spans that do not attend it holds
+    their queries, normalised and rotated, where these are as wide.
     Raises ModelError for heads that are too large.
     """
     if max(keys.shape[-1], values.shape[-1]) > BLOCK:
         raise ModelError(f"attention heads of more than {BLOCK} dimensions cannot be run on a CPU")
-    output = torch.empty(*query.shape[:2], values.shape[-1])
+    query = projections.query
+    output = query.new_empty(query.shape[0], heads, values.shape[-1])
+    unturned = np.empty((query.shape[0], 0), np.float32)
     arguments = (
-        query.float().contiguous().numpy(),
-        stored(key.to(keys.dtype).contiguous()),
-        stored(value.to(values.dtype).contiguous()),
+        (stored(query), stored(projections.key), stored(projections.value)),
+        projections.columns,
+        projections.rotation or (unturned, unturned),
+        projections.factors,
+        np.float32(projections.epsilon),
         stored(keys.transpose(2, 3)),
         stored(values),
     )
@@ -78,8 +100,8 @@ def attend(
         np.float32(rules.scaling),
         NO_WINDOW if rules.window is None else rules.window,
         np.float32(rules.softcap or 0.0),
-        np.empty(0, np.float32) if rules.sinks is None else rules.sinks.detach().float().numpy(),
-        output.numpy(),
+        _NOTHING if rules.sinks is None else rules.sinks.detach().float().numpy(),
+        stored(output),
     )
     in_parallel([partial(cpu_kernels.attend, *arguments, part, *settings) for part in parts])
     return output

@@ -12,7 +12,9 @@ from typing import Any, TypeVar
 
 import numba
 import numpy as np
-from numba.extending import overload
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic, overload
 from numpy.typing import NDArray
 
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])
@@ -22,7 +24,6 @@ NO_SINK = np.float32(-3e38)
 # Positions scored in one go, for four queries: 8 KiB, which stay in the first-level cache. Also the
 # largest head dimension.
 BLOCK = 512
-_LANES = 16  # running maxima of a softmax
 
 # Unsigned, because numba makes a signed index that may be negative wrap round, which ends vectorising;
 # and distances known when compiling, because else every two arrays might overlap.
@@ -100,11 +101,36 @@ def _exp(x: Any) -> Any:
     return np.int32(np.float32(power).view(np.int32) + exponent).view(np.float32)
 
 
+@intrinsic
+def _prefetch_line(context, address):  # type: ignore[no-untyped-def]  # numba's own calling convention
+    """Ask for the cache line at an address to be brought into the second-level cache; never faults."""
+
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        pointer, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [pointer, number, number, number])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        place = builder.inttoptr(arguments[0], pointer)
+        read, second_level, data = (ir.Constant(number, constant) for constant in (0, 2, 1))
+        builder.call(function, [place, read, second_level, data])
+        return context.get_dummy_value()
+
+    return types.void(types.uintp), generate
+
+
+@_jit_exactly
+def _prefetch(address: Any, size: Any) -> None:
+    """Prefetch `size` bytes."""
+    for offset in range(_U0, _U(size), _U(64)):
+        _prefetch_line(_U(address) + offset)
+
+
 @_jit
 def attend(
-    query: NDArray[np.float32],  # [tokens, heads, head dim]
-    new_keys: Any,  # [tokens, kv heads, head dim], as stored
-    new_values: Any,  # [tokens, kv heads, value dim], as stored
+    projected: tuple[Any, Any, Any],  # Q, K and V: [tokens, columns], as the model computes
+    columns: tuple[int, int, int],  # where in these the heads begin
+    rotation: tuple[NDArray[np.float32], NDArray[np.float32]],  # cosines, sines [tokens, head dim or 0]
+    factors: tuple[NDArray[np.float32], NDArray[np.float32]],  # of the norms of Q and K: [head dim] or empty
+    epsilon: np.float32,
     keys: Any,  # [slots, kv heads, head dim, length]
     values: Any,  # [slots, kv heads, length, value dim]
     spans: NDArray[np.int64],  # [spans, 5]: slot, start, first token, count, whether they attend
@@ -112,66 +138,122 @@ def attend(
     window: int,
     softcap: np.float32,  # 0 for none
     sinks: NDArray[np.float32],  # [heads] or empty
-    output: NDArray[np.float32],  # [tokens, heads, value dim]
+    output: Any,  # [tokens, heads, value dim], as the model computes
 ) -> None:
-    """Store the spans' K and V, then attend."""
-    share = query.shape[1] // keys.shape[1]
-    width = values.shape[3]
-    rows = np.empty((4, query.shape[2]), np.float32)
+    """Store the spans' K and V, then attend; queries that do not are left in `output` as they would.
+
+    While one head's scores are computed its V is fetched, and while its values are added the next head's K:
+    a layer's rows are more than the caches hold.
+    """
+    kv_heads, key_dim = keys.shape[1], keys.shape[2]
+    share = output.shape[1] // kv_heads
+    rows = np.empty((4, key_dim), np.float32)
     scores = np.empty(4 * BLOCK, np.float32)
     weights = np.empty((4, keys.shape[3] + 4), np.float32)
-    maxima = np.empty(_LANES, np.float32)
     sums = np.empty(4 * BLOCK, np.float32)
     for index in range(len(spans)):
         slot, start, first, count, attends = spans[index]
-        for kv in range(keys.shape[1]):
+        for kv in range(kv_heads):
             past_keys, past_values = keys[slot, kv], values[slot, kv]
-            for token in range(count):
-                past_keys[:, start + token] = new_keys[first + token, kv]
-                past_values[start + token] = new_values[first + token, kv]
-            if not attends:
-                continue
+            for token in range(first, first + count):
+                place = start + token - first
+                turn = rotation[0][token], rotation[1][token]
+                source = projected[1][token, columns[1] + kv * key_dim :]
+                _prepare(source, factors[1], epsilon, turn, np.float32(1), rows[0])
+                for d in range(key_dim):
+                    past_keys[d, place] = _narrowed(rows[0, d], keys)
+                _move(projected[2][token, columns[2] + kv * values.shape[3] :], past_values[place])
             # The queries of this kv head, all heads of a token and then the next token's, by fours;
             # what is missing to four repeats the last one.
             for row in range(0, count * share, 4):
                 last = min(row + 3, count * share - 1)
+                for i in range(4):
+                    token, head = first + min(row + i, last) // share, kv * share + min(row + i, last) % share
+                    turn = rotation[0][token], rotation[1][token]
+                    source = projected[0][token, columns[0] + head * key_dim :]
+                    scale = scaling if attends else np.float32(1)
+                    _prepare(source, factors[0], epsilon, turn, scale, rows[i])
+                    if not attends:
+                        _move(rows[i], output[token, head, :key_dim])
+                if not attends:
+                    continue
                 stop = start + last // share + 1
                 begin = max(start + row // share + 1 - window, 0) // 4 * 4
+                _weigh(rows, past_keys, past_values, begin, stop, row == 0, scores, weights)
                 for i in range(4):
-                    one = min(row + i, last)
-                    rows[i] = query[first + one // share, kv * share + one % share] * scaling
-                for base in range(begin, stop, BLOCK):
-                    size = min(BLOCK, stop - base)
-                    _score(rows, past_keys, base, size, scores)
-                    for i in range(4):
-                        weights[i, base : base + size] = scores[i * BLOCK : i * BLOCK + size]
-                end = (stop + 3) // 4 * 4
+                    token, head = start + min(row + i, last) // share, kv * share + min(row + i, last) % share
+                    sink = sinks[head] if len(sinks) else NO_SINK
+                    _softmax(weights[i], begin, max(token + 1 - window, 0), token + 1, softcap, sink)
                 for i in range(4):
-                    one = min(row + i, last)
-                    own_stop = start + one // share + 1
-                    own_begin = max(own_stop - window, 0)
-                    own = weights[i, own_begin:own_stop]
-                    if softcap > 0:
-                        for j in range(len(own)):
-                            own[j] = np.tanh(own[j] / softcap) * softcap
-                    _softmax(own, sinks[kv * share + one % share] if len(sinks) else NO_SINK, maxima)
-                    weights[i, begin:own_begin] = 0
-                    weights[i, own_stop:end] = 0
-                for i in range(4):
-                    sums[i * BLOCK : i * BLOCK + width] = 0
-                _add_values(weights, past_values, begin, end, sums)
+                    sums[i * BLOCK : i * BLOCK + values.shape[3]] = 0
+                next_keys = past_keys[:, :0]
+                if row + 4 >= count * share and (kv + 1 < kv_heads or index + 1 < len(spans)):
+                    coming = spans[index if kv + 1 < kv_heads else index + 1]
+                    low, high = max(coming[1] + 1 - window, 0), coming[1] + coming[3]
+                    next_keys = keys[coming[0], (kv + 1) % kv_heads][:, low:high]
+                _add_values(weights, past_values, begin, (stop + 3) // 4 * 4, sums, next_keys)
                 for i in range(last - row + 1):
-                    one = row + i
-                    part = sums[i * BLOCK : i * BLOCK + width]
-                    output[first + one // share, kv * share + one % share] = part
+                    token, head = first + (row + i) // share, kv * share + (row + i) % share
+                    _move(sums[i * BLOCK : (i + 1) * BLOCK], output[token, head])
 
 
 @_jit_in_order
-def _score(rows: Any, keys: Any, base: int, size: int, scores: Any) -> None:
+def _move(source: Any, target: Any) -> None:
+    """Fill `target` with the beginning of `source`, in its own kind of number."""
+    for d in range(len(target)):
+        target[d] = _narrowed(_widened(source[d]), target)
+
+
+@_jit_in_order
+def _prepare(source: Any, factors: Any, epsilon: Any, turn: Any, scale: Any, head: Any) -> None:
+    """One head of a token as it attends: head = rotated(normalised(source)) * scale.
+
+    factors: [head dim] of a root mean square normalisation, or empty; turn: cosines and sines [head dim] of
+    the token's rotary embedding, by which the halves of a head turn against each other, or empty.
+    """
+    width = len(head)
+    for d in range(width):
+        head[d] = _widened(source[d])
+    if len(factors):
+        total = np.float32(0)
+        for d in range(width):
+            total += head[d] * head[d]
+        share = np.float32(1) / np.sqrt(total / np.float32(width) + epsilon)
+        for d in range(width):
+            head[d] = head[d] * share * factors[d]
+    cosines, sines = turn
+    if len(cosines):
+        half = width // 2
+        for d in range(half):
+            left, right = head[d], head[half + d]
+            head[d] = left * cosines[d] - right * sines[d]
+            head[half + d] = right * cosines[half + d] + left * sines[half + d]
+    for d in range(width):
+        head[d] *= scale
+
+
+@_jit_in_order
+def _weigh(
+    rows: Any, keys: Any, values: Any, begin: int, stop: int, fetch: bool, scores: Any, weights: Any
+) -> None:
+    """weights[i, j] = rows[i] . keys[:, j] for four rows and j from begin to stop; fetches the values."""
+    ahead = (stop - begin) * values.shape[1] * values.itemsize if fetch else 0
+    for base in range(begin, stop, BLOCK):
+        size = min(BLOCK, stop - base)
+        _score(rows, keys, base, size, scores, values[begin:].ctypes.data, ahead)
+        ahead = 0
+        for i in range(4):
+            weights[i, base : base + size] = scores[i * BLOCK : i * BLOCK + size]
+
+
+@_jit_in_order
+def _score(rows: Any, keys: Any, base: int, size: int, scores: Any, ahead: Any, ahead_size: int) -> None:
     """scores[i * BLOCK + j] = rows[i] . keys[:, base + j] for four rows and `size` positions.
 
     Product after product is added, so that there is one way only to fuse them: `size` decides which
     positions are computed by vectors and which one by one, and both must round alike.
+
+    Fetches `ahead_size` bytes at `ahead` on the way.
     """
     columns = _U(size)
     for j in range(columns):
@@ -180,7 +262,10 @@ def _score(rows: Any, keys: Any, base: int, size: int, scores: Any) -> None:
         scores[_U2 + j] = 0
         scores[_U3 + j] = 0
     whole = keys.shape[0] // 4 * 4
+    portion = (ahead_size * 4 // max(whole, 4) + 63) // 64 * 64
     for d in range(0, whole, 4):
+        if ahead_size:
+            _prefetch(_U(ahead) + _U(d // 4 * portion), portion)
         p0, p1, p2, p3 = rows[0, d], rows[0, d + 1], rows[0, d + 2], rows[0, d + 3]
         q0, q1, q2, q3 = rows[1, d], rows[1, d + 1], rows[1, d + 2], rows[1, d + 3]
         r0, r1, r2, r3 = rows[2, d], rows[2, d + 1], rows[2, d + 2], rows[2, d + 3]
@@ -205,20 +290,18 @@ def _score(rows: Any, keys: Any, base: int, size: int, scores: Any) -> None:
 
 
 @_jit
-def _softmax(row: Any, sink: Any, maxima: Any) -> None:
-    """Softmax of a row in place, with one more logit that carries no value."""
-    whole = len(row) // _LANES * _LANES
-    for lane in range(_LANES):
-        maxima[lane] = sink
-    for base in range(0, whole, _LANES):
-        part = row[base : base + _LANES]
-        for lane in range(_LANES):
-            maxima[lane] = part[lane] if part[lane] > maxima[lane] else maxima[lane]
+def _softmax(weights: Any, begin: int, own_begin: int, own_stop: int, softcap: Any, sink: Any) -> None:
+    """Scores -> the weights of own_begin to own_stop, with one more logit that carries no value.
+
+    Zeros from `begin` to there, and after it up to the next multiple of four.
+    """
+    row = weights[own_begin:own_stop]
+    if softcap > 0:
+        for j in range(len(row)):
+            row[j] = np.tanh(row[j] / softcap) * softcap
     most = sink
-    for lane in range(_LANES):
-        most = max(most, maxima[lane])
-    for j in range(whole, len(row)):
-        most = max(most, row[j])
+    for j in range(len(row)):
+        most = row[j] if row[j] > most else most
     total = np.float32(0)
     for j in range(len(row)):
         row[j] = _exp(row[j] - most)
@@ -229,13 +312,24 @@ def _softmax(row: Any, sink: Any, maxima: Any) -> None:
     portion = np.float32(1) / total
     for j in range(len(row)):
         row[j] *= portion
+    weights[begin:own_begin] = 0
+    weights[own_stop : (own_stop + 6) // 4 * 4] = 0
 
 
 @_jit_in_order
-def _add_values(weights: Any, values: Any, begin: int, end: int, sums: Any) -> None:
-    """sums[i * BLOCK + d] += weights[i, j] * values[j, d] for four rows, four positions at a time."""
+def _add_values(weights: Any, values: Any, begin: int, end: int, sums: Any, next_keys: Any) -> None:
+    """sums[i * BLOCK + d] += weights[i, j] * values[j, d] for four rows, four positions at a time.
+
+    Fetches `next_keys` [head dim, positions] on the way.
+    """
     columns = _U(values.shape[1])
+    portion = next_keys.shape[0] * 4 // max(end - begin, 4) + 1
+    fetched = 0
     for j in range(begin, end, 4):
+        if next_keys.shape[1]:
+            for d in range(fetched, min(fetched + portion, next_keys.shape[0])):
+                _prefetch(next_keys[d].ctypes.data, next_keys.shape[1] * next_keys.itemsize)
+            fetched += portion
         p0, p1, p2, p3 = weights[0, j], weights[0, j + 1], weights[0, j + 2], weights[0, j + 3]
         q0, q1, q2, q3 = weights[1, j], weights[1, j + 1], weights[1, j + 2], weights[1, j + 3]
         r0, r1, r2, r3 = weights[2, j], weights[2, j + 1], weights[2, j + 2], weights[2, j + 3]
@@ -268,15 +362,16 @@ def normalise(rows: Any, weight: NDArray[np.float32], epsilon: np.float32, outpu
 
 
 @_jit
-def gate(gates: Any, rows: Any) -> None:
-    """rows *= silu(gates), where silu(x) = x / (1 + exp(-x)). Both [tokens, width], as stored."""
-    for index in range(len(rows)):
-        gating, row = gates[index], rows[index]
-        for j in range(len(row)):
-            number = _widened(gating[j])
+def gate(both: Any, output: Any) -> None:
+    """output = silu(gates) * rows, where silu(x) = x / (1 + exp(-x)). both: [tokens, gates and rows]."""
+    width = output.shape[1]
+    for index in range(len(both)):
+        gates, rows, result = both[index, :width], both[index, width:], output[index]
+        for j in range(width):
+            number = _widened(gates[j])
             power = _exp(-abs(number))
             share = (np.float32(1) if number >= 0 else power) / (np.float32(1) + power)
-            row[j] = _narrowed(number * share * _widened(row[j]), rows)
+            result[j] = _narrowed(number * share * _widened(rows[j]), output)
 
 
 @_jit_exactly

@@ -23,14 +23,19 @@ class PackedLinear(nn.Module):
         self.bias = None if linear.bias is None else linear.bias.detach()
         self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), BATCH_HINT)
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        """[..., in] -> [..., out], in the dtype of the weights."""
+    def forward(self, inputs: Tensor, added: Tensor | None = None) -> Tensor:
+        """[..., in] -> [..., out], in the dtype of the weights; `added` [..., out] is added."""
         if inputs.numel() == 0:
             return inputs.new_empty(*inputs.shape[:-1], self.out_features)
         alone = inputs.dim() > 1 and inputs.numel() == self.in_features
         if alone:  # one token takes another way through oneDNN, with other roundings: it gets company
             inputs = torch.cat([inputs, inputs], dim=-2)
-        output: Tensor = torch.ops.mkldnn._linear_pointwise(inputs, self._packed, self.bias, "none", [], "")
+            added = None if added is None else torch.cat([added, added], dim=-2)
+        output: Tensor
+        if added is None:
+            output = torch.ops.mkldnn._linear_pointwise(inputs, self._packed, self.bias, "none", [], "")
+        else:
+            output = torch.ops.mkldnn._linear_pointwise.binary(inputs, added, self._packed, self.bias, "add")
         return output[..., :1, :] if alone else output
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from jfbatch.engine import attention
 from jfbatch.engine.attention import Span, StepLayout
 from jfbatch.engine.cpu_attention import can_attend
+from jfbatch.engine.decoder_layer import fuse_layers
 from jfbatch.engine.elementwise import fuse_elementwise
 from jfbatch.engine.kv_cache import SlotPool
 from jfbatch.engine.linear import pack_linears
@@ -100,9 +101,10 @@ class Runner:
         self.logits_share = _logits_share(model)
         self._switch_attention()
         if pack:
-            pack_linears(model)
-            if self.device.type == "cpu":
+            if self.pool.keys_across:
                 fuse_elementwise(model)
+                fuse_layers(model, kv_dtype)
+            pack_linears(model)
         self._prove(reference)
 
     def forward(self, segments: Sequence[Segment]) -> Tensor:
