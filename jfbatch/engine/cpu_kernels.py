@@ -118,10 +118,18 @@ def _prefetch_line(context, address):  # type: ignore[no-untyped-def]  # numba's
 
 
 @_jit_exactly
-def _prefetch(address: Any, size: Any) -> None:
-    """Prefetch `size` bytes."""
-    for offset in range(_U0, _U(size), _U(64)):
-        _prefetch_line(_U(address) + offset)
+def _fetch(rows: Any, done: int, whole: int) -> None:
+    """Prefetch the rows of a matrix that come up after `done` of `whole` units of other work, by fours."""
+    for row in range(len(rows) * done // whole, len(rows) * (done + 4) // whole):
+        address = _U(rows[row].ctypes.data)
+        for offset in range(_U0, _U(rows.shape[1] * rows.itemsize), _U(64)):
+            _prefetch_line(address + offset)
+
+
+@_jit_exactly
+def _share_of(rows: Any, index: int, count: int) -> Any:
+    """The rows of a matrix that are the index-th of `count` shares."""
+    return rows[len(rows) * index // count : len(rows) * (index + 1) // count]
 
 
 @_jit
@@ -142,8 +150,7 @@ def attend(
 ) -> None:
     """Store the spans' K and V, then attend; queries that do not are left in `output` as they would.
 
-    While one head's scores are computed its V is fetched, and while its values are added the next head's K:
-    a layer's rows are more than the caches hold.
+    While one head attends, K and V of the next one are fetched: a layer's rows are more than the caches hold.
     """
     kv_heads, key_dim = keys.shape[1], keys.shape[2]
     share = output.shape[1] // kv_heads
@@ -163,9 +170,17 @@ def attend(
                 for d in range(key_dim):
                     past_keys[d, place] = _narrowed(rows[0, d], keys)
                 _move(projected[2][token, columns[2] + kv * values.shape[3] :], past_values[place])
+            next_keys, next_values = past_keys[:0], past_values[:0]
+            if kv + 1 < kv_heads or index + 1 < len(spans):
+                coming = spans[index if kv + 1 < kv_heads else index + 1]
+                low, high = max(coming[1] + 1 - window, 0), coming[1] + coming[3]
+                next_keys = keys[coming[0], (kv + 1) % kv_heads][:, low:high]
+                next_values = values[coming[0], (kv + 1) % kv_heads][low:high]
             # The queries of this kv head, all heads of a token and then the next token's, by fours;
             # what is missing to four repeats the last one.
-            for row in range(0, count * share, 4):
+            groups = (count * share + 3) // 4
+            for group in range(groups):
+                row = 4 * group
                 last = min(row + 3, count * share - 1)
                 for i in range(4):
                     token, head = first + min(row + i, last) // share, kv * share + min(row + i, last) % share
@@ -179,19 +194,21 @@ def attend(
                     continue
                 stop = start + last // share + 1
                 begin = max(start + row // share + 1 - window, 0) // 4 * 4
-                _weigh(rows, past_keys, past_values, begin, stop, row == 0, scores, weights)
+                ahead = _share_of(next_keys, group, groups)
+                for base in range(begin, stop, BLOCK):
+                    size = min(BLOCK, stop - base)
+                    _score(rows, past_keys, base, size, scores, ahead)
+                    ahead = ahead[:0]
+                    for i in range(4):
+                        weights[i, base : base + size] = scores[i * BLOCK : i * BLOCK + size]
                 for i in range(4):
                     token, head = start + min(row + i, last) // share, kv * share + min(row + i, last) % share
                     sink = sinks[head] if len(sinks) else NO_SINK
                     _softmax(weights[i], begin, max(token + 1 - window, 0), token + 1, softcap, sink)
                 for i in range(4):
                     sums[i * BLOCK : i * BLOCK + values.shape[3]] = 0
-                next_keys = past_keys[:, :0]
-                if row + 4 >= count * share and (kv + 1 < kv_heads or index + 1 < len(spans)):
-                    coming = spans[index if kv + 1 < kv_heads else index + 1]
-                    low, high = max(coming[1] + 1 - window, 0), coming[1] + coming[3]
-                    next_keys = keys[coming[0], (kv + 1) % kv_heads][:, low:high]
-                _add_values(weights, past_values, begin, (stop + 3) // 4 * 4, sums, next_keys)
+                ahead = _share_of(next_values, group, groups)
+                _add_values(weights, past_values, begin, (stop + 3) // 4 * 4, sums, ahead)
                 for i in range(last - row + 1):
                     token, head = first + (row + i) // share, kv * share + (row + i) % share
                     _move(sums[i * BLOCK : (i + 1) * BLOCK], output[token, head])
@@ -233,27 +250,13 @@ def _prepare(source: Any, factors: Any, epsilon: Any, turn: Any, scale: Any, hea
 
 
 @_jit_in_order
-def _weigh(
-    rows: Any, keys: Any, values: Any, begin: int, stop: int, fetch: bool, scores: Any, weights: Any
-) -> None:
-    """weights[i, j] = rows[i] . keys[:, j] for four rows and j from begin to stop; fetches the values."""
-    ahead = (stop - begin) * values.shape[1] * values.itemsize if fetch else 0
-    for base in range(begin, stop, BLOCK):
-        size = min(BLOCK, stop - base)
-        _score(rows, keys, base, size, scores, values[begin:].ctypes.data, ahead)
-        ahead = 0
-        for i in range(4):
-            weights[i, base : base + size] = scores[i * BLOCK : i * BLOCK + size]
-
-
-@_jit_in_order
-def _score(rows: Any, keys: Any, base: int, size: int, scores: Any, ahead: Any, ahead_size: int) -> None:
+def _score(rows: Any, keys: Any, base: int, size: int, scores: Any, ahead: Any) -> None:
     """scores[i * BLOCK + j] = rows[i] . keys[:, base + j] for four rows and `size` positions.
 
     Product after product is added, so that there is one way only to fuse them: `size` decides which
     positions are computed by vectors and which one by one, and both must round alike.
 
-    Fetches `ahead_size` bytes at `ahead` on the way.
+    Fetches `ahead` on the way.
     """
     columns = _U(size)
     for j in range(columns):
@@ -262,10 +265,8 @@ def _score(rows: Any, keys: Any, base: int, size: int, scores: Any, ahead: Any, 
         scores[_U2 + j] = 0
         scores[_U3 + j] = 0
     whole = keys.shape[0] // 4 * 4
-    portion = (ahead_size * 4 // max(whole, 4) + 63) // 64 * 64
     for d in range(0, whole, 4):
-        if ahead_size:
-            _prefetch(_U(ahead) + _U(d // 4 * portion), portion)
+        _fetch(ahead, d, whole)
         p0, p1, p2, p3 = rows[0, d], rows[0, d + 1], rows[0, d + 2], rows[0, d + 3]
         q0, q1, q2, q3 = rows[1, d], rows[1, d + 1], rows[1, d + 2], rows[1, d + 3]
         r0, r1, r2, r3 = rows[2, d], rows[2, d + 1], rows[2, d + 2], rows[2, d + 3]
@@ -317,19 +318,14 @@ def _softmax(weights: Any, begin: int, own_begin: int, own_stop: int, softcap: A
 
 
 @_jit_in_order
-def _add_values(weights: Any, values: Any, begin: int, end: int, sums: Any, next_keys: Any) -> None:
+def _add_values(weights: Any, values: Any, begin: int, end: int, sums: Any, ahead: Any) -> None:
     """sums[i * BLOCK + d] += weights[i, j] * values[j, d] for four rows, four positions at a time.
 
-    Fetches `next_keys` [head dim, positions] on the way.
+    Fetches `ahead` on the way.
     """
     columns = _U(values.shape[1])
-    portion = next_keys.shape[0] * 4 // max(end - begin, 4) + 1
-    fetched = 0
     for j in range(begin, end, 4):
-        if next_keys.shape[1]:
-            for d in range(fetched, min(fetched + portion, next_keys.shape[0])):
-                _prefetch(next_keys[d].ctypes.data, next_keys.shape[1] * next_keys.itemsize)
-            fetched += portion
+        _fetch(ahead, j - begin, end - begin)
         p0, p1, p2, p3 = weights[0, j], weights[0, j + 1], weights[0, j + 2], weights[0, j + 3]
         q0, q1, q2, q3 = weights[1, j], weights[1, j + 1], weights[1, j + 2], weights[1, j + 3]
         r0, r1, r2, r3 = weights[2, j], weights[2, j + 1], weights[2, j + 2], weights[2, j + 3]

@@ -33,6 +33,7 @@ class Pace:
         self.fixed = self._prior
         self._sums = [0.0] * 5  # of 1, work, seconds, work^2, work * seconds over the steps
         self._per_token = 0.0  # seconds
+        self._shortest = (float("inf"), 0.0)  # seconds and work of the step that took least
         self.work = 0.0  # of all steps, fixed parts included
         self.balance = 0.0  # work that drafts saved, less what they cost
 
@@ -52,13 +53,18 @@ class Pace:
         expected = self._per_token * (work + self.fixed)
         if expected and seconds > _OUTLIER * expected:
             return
+        self._shortest = min(self._shortest, (seconds, work))
         keep = 1 - 1 / _MEMORY
         for index, term in enumerate((1.0, work, seconds, work * work, work * seconds)):
             self._sums[index] = self._sums[index] * keep + term
         self._fit()
 
     def _fit(self) -> None:
-        """Least squares over the steps seen, with a few more that cost as expected beforehand."""
+        """Least squares over the steps seen, with a few more that cost as expected beforehand.
+
+        The fixed part cannot be more than the shortest step leaves for it: rows that grow longer while steps
+        become narrower would else look as if steps cost the same whatever their width.
+        """
         count, work, seconds, squares, products = self._sums
         prior = _PRIOR_STEPS / (count + _PRIOR_STEPS)
         mean_work, mean_seconds = work / count, seconds / count
@@ -69,7 +75,9 @@ class Pace:
             return
         slope = (products / count - mean_work * mean_seconds) / spread
         self._per_token = max(prior * expected + (1 - prior) * slope, 1e-12)
-        self.fixed = min(max(mean_seconds / self._per_token - mean_work, _LEAST), _MOST)
+        points = (mean_seconds, mean_work), self._shortest
+        fixed = min(seconds / self._per_token - work for seconds, work in points)
+        self.fixed = min(max(fixed, _LEAST), _MOST)
 
     def settle(self, rows: int, saved: int, lost: int) -> None:
         """In a step deciding for `rows`, drafts saved `saved` of their steps; `lost` tokens were in vain."""
