@@ -22,6 +22,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from jfbatch.engine import cpu_attention
 from jfbatch.engine.cpu_attention import Projections, Rules
 from jfbatch.engine.kv_cache import SlotPool
+from jfbatch.engine.transfer import on_device
 from jfbatch.errors import ModelError
 
 ATTENTION_NAME = "jfbatch_packed"
@@ -104,8 +105,8 @@ class StepLayout:
         device = pool.device
         slots = [span.slot for span in spans for _ in range(span.count)]
         positions = [span.start + offset for span in spans for offset in range(span.count)]
-        self.slots = torch.tensor(slots, device=device)  # [tokens]
-        self.positions = torch.tensor(positions, device=device)  # [tokens]
+        self.slots = on_device(slots, torch.int64, device)  # [tokens]
+        self.positions = on_device(positions, torch.int64, device)  # [tokens]
         self.fresh: list[Span] = []
         self.long: list[Span] = []
         self.groups: list[PaddedGroup] = []
@@ -167,11 +168,11 @@ class StepLayout:
                     real_tokens.append(span.first + offset)
         in_order = real_tokens == list(range(len(self.slots))) and real == real_tokens and len(real) == rows
         return PaddedGroup(
-            slots=None if dense else torch.tensor([span.slot for span in spans], device=device),
-            tokens=torch.tensor(tokens, device=device),
-            positions=torch.tensor(positions, device=device),
-            real=None if in_order else torch.tensor(real, device=device),
-            real_tokens=torch.tensor(real_tokens, device=device),
+            slots=None if dense else on_device([span.slot for span in spans], torch.int64, device),
+            tokens=on_device(tokens, torch.int64, device),
+            positions=on_device(positions, torch.int64, device),
+            real=None if in_order else on_device(real, torch.int64, device),
+            real_tokens=on_device(real_tokens, torch.int64, device),
         )
 
     def rotation(self, cosines: Tensor, sines: Tensor) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

@@ -2,16 +2,18 @@
 
 Requests come from a source that never blocks; Completions leave in the order in which rows finish.
 A step runs one packed forward pass and then decides, for every row whose logits are there, one
-token after another until the row needs tokens that were not computed.
+token after another until the row needs tokens that were not computed. On a device of its own the next
+pass may begin before the choices are read (ahead.py).
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -19,18 +21,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from jfbatch.engine.ahead import Ahead, Pass, late_tokens
 from jfbatch.engine.configuration import EngineConfig, EngineStatistics
+from jfbatch.engine.device_choice import DeviceChooser
 from jfbatch.engine.drafts import LONGEST, Drafter
 from jfbatch.engine.jump import Jumper
 from jfbatch.engine.pace import Pace
 from jfbatch.engine.repetition import REPETITION, is_repeating
 from jfbatch.engine.retokenize import Retokenizer, Tokenization
 from jfbatch.engine.runner import Runner, is_out_of_memory
-from jfbatch.engine.sampler import Choices, Draw, choose
+from jfbatch.engine.sampler import Choices, Chooser, Chosen, Draw, HostChooser
 from jfbatch.engine.scheduler import Planned, Scheduler
 from jfbatch.engine.sequence import Completion, Reason, Request, Sequence
 from jfbatch.engine.watching import Span, watched
-from jfbatch.engine.window import Window
+from jfbatch.engine.window import Window, windows_of
 from jfbatch.errors import GrammarError, JfbatchError
 
 __all__ = ["Engine", "EngineConfig", "EngineStatistics", "RequestSource"]
@@ -76,12 +80,25 @@ class Engine:
         self._scheduler = Scheduler(
             self.runner.pool, self.config.batch_size, self.config.prefill_chunk, self.config.kv_memory
         )
+        self._ahead = Ahead(self._goes_ahead())
+        self._chooser = self._make_chooser()
         self._finished: list[Completion] = []
         self._retiring: list[Sequence] = []
         self._stopped = False
         self._place: tuple[int, int, int] | None = None
         self._standstill = 0  # steps since the running rows last moved
         self._ran_out_alone: set[str] = set()  # keys of rows for which memory ran out with no other running
+
+    def _goes_ahead(self) -> bool | None:
+        if self.runner.device.type == "cpu" and self.config.ahead is None:
+            return False  # nothing runs beside the host
+        return self.config.ahead if self.runner.takes_late_tokens else False
+
+    def _make_chooser(self) -> Chooser:
+        runner, wanted = self.runner, self.config.log_probabilities
+        if runner.device.type == "cpu" and not self._ahead.enabled:
+            return HostChooser(wanted)
+        return DeviceChooser(runner.device, runner.vocabulary_size, wanted)
 
     def stop(self) -> None:
         """Finish nothing more: `run` ends before its next step. Safe to call from a signal handler."""
@@ -106,13 +123,15 @@ class Engine:
     @torch.inference_mode()
     def step(self) -> None:
         """One forward pass over everything that can run, and all decisions its logits allow."""
-        computed = self._compute()
-        if computed is None:
+        current = self._ahead.take() or self._compute()
+        if current is None:
             return
-        planned, logits = computed
-        windows = self._windows(planned)
+        windows = windows_of(current.planned, current.late)
+        self.statistics.rows_in_vain += len(current.late) - sum(window.is_of_use for window in windows)
         while undecided := [window for window in windows if window.row is not None]:
-            self._decide(undecided, logits)
+            if not self._decide(undecided, current):
+                self._start_again_smaller()
+                return
         self._settle(windows)
         self._give_up_on_a_standstill()
         with self.span("retire"):
@@ -184,68 +203,91 @@ class Engine:
 
     # One forward pass
 
-    def _with_drafts(self, planned: list[Planned]) -> list[Planned]:
-        """The plan again, after the rows that decide were given what is worth verifying on the way."""
+    def _plan(self, plan: Callable[[], list[Planned]], late: Mapping[Sequence, int]) -> list[Planned]:
+        """A pass's plan, in which the rows that decide have what is worth verifying on the way."""
+        with self.span("plan"):
+            self._scheduler.admit()
+            planned = plan()
         if not self.config.drafts:
             return planned
-        deciding = [part.sequence for part in planned if part.decides]
-        price = self._pace.price(len(deciding))
-        for sequence in deciding:
-            self._drafter.draft(sequence, price)
-        return self._scheduler.plan()
+        with self.span("draft"):
+            deciding = [part.sequence for part in planned if part.decides]
+            price = self._pace.price(len(deciding))
+            for sequence in deciding:
+                if sequence not in late:
+                    self._drafter.draft(sequence, price)
+        with self.span("plan"):
+            return plan()
 
     def _settle(self, windows: list[Window]) -> None:
         """Account for what the step's drafts gave and cost."""
         if windows:
             saved = sum(max(window.decisions - 1, 0) for window in windows)
             self._pace.settle(len(windows), saved, sum(window.lost for window in windows))
+            self._ahead.settle(len(windows), saved)
 
-    def _compute(self) -> tuple[list[Planned], Tensor] | None:
-        """A step's plan and its logits; None if memory ran out and the rows wait to be started again."""
+    def _compute(self) -> Pass | None:
+        """A step's pass; None if memory ran out and the rows wait to be started again."""
+        self._ahead.launching()
+        launched = self._launch(self._scheduler.plan)
+        if launched is None:
+            self._start_again_smaller()
+        return launched
+
+    def _go_ahead(
+        self, undecided: list[Window], windows: list[Window], chosen: Chosen, current: Pass
+    ) -> Mapping[Sequence, int] | None:
+        """Launch the next pass, if that pays; None if memory ran out.
+
+        Returns the rows that go on in it with what is being chosen for `windows`, by their indices there.
+        """
+        late = self._ahead.rows(windows)
+        if not late:
+            return late
+        if not all(window.is_last for window in windows):
+            current.logits = current.logits.clone()  # the next pass may overwrite them
+        sitting_out = {window.sequence for window in undecided}
+        launched = self._launch(partial(self._scheduler.plan, sitting_out, late), late, chosen)
+        if launched is None:
+            return None
+        self._ahead.launched(launched)
+        self.statistics.rows_ahead += len(late)
+        return late
+
+    def _launch(
+        self,
+        plan: Callable[[], list[Planned]],
+        late: Mapping[Sequence, int] | None = None,
+        chosen: Chosen | None = None,
+    ) -> Pass | None:
+        """A forward pass over what is planned; None if memory ran out. `late` rows go on with `chosen`."""
+        late = late or {}
         try:
-            with self.span("plan"):
-                self._scheduler.admit()
-                planned = self._scheduler.plan()
-            with self.span("draft"):
-                planned = self._with_drafts(planned)
+            planned = self._plan(plan, late)
             with self.span("forward"):
-                return planned, self._forward(planned)
+                return Pass(planned, self._forward(planned, late, chosen), late)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-        # Outside the handler: its traceback would keep the step's tensors alive.
-        self._start_again_smaller()
-        return None
+        return None  # outside the handler: its traceback would keep the step's tensors alive
 
-    def _forward(self, planned: list[Planned]) -> Tensor:
-        """The step's logits."""
+    def _forward(self, planned: list[Planned], late: Mapping[Sequence, int], chosen: Chosen | None) -> Tensor:
+        """The pass's logits."""
         started = time.perf_counter()
-        logits = self.runner.forward([part.segment for part in planned])
+        segments = [part.segment for part in planned]
+        if chosen is None:
+            logits = self.runner.forward(segments)
+        else:
+            logits = self.runner.forward(segments, late_tokens(planned, late, chosen.token_ids))
         seconds = time.perf_counter() - started
-        self._account(planned, seconds)
+        self.statistics.account(planned, late, seconds)
         self._pace.observe(sum(len(part.segment.token_ids) for part in planned), len(logits), seconds)
         return logits
 
-    def _account(self, planned: list[Planned], seconds: float) -> None:
-        statistics = self.statistics
-        statistics.forward_passes += 1
-        prefill = decode = 0
-        for part in planned:
-            sequence, count = part.sequence, len(part.segment.token_ids)
-            sequence.computes(part.segment.token_ids)
-            if sequence.sampled_tokens:
-                decode += count
-            else:
-                prefill += count
-            if part.decides or sequence.sampled_tokens:
-                sequence.forward_passes += 1
-            statistics.drafted_tokens += max(len(part.segment.logits) - 1, 0)
-        statistics.prefill_seconds += seconds * prefill / (prefill + decode)
-        statistics.decode_seconds += seconds * decode / (prefill + decode)
-
     def _start_again_smaller(self) -> None:
         """Memory ran out: half as many rows at a time, and the running ones start again."""
-        evicted = self._scheduler.evict_all()
+        evicted = [row for row in self._scheduler.evict_all() if row not in self._retiring]
+        self._retiring.clear()
         self.statistics.out_of_memory += 1
         if self.runner.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -270,35 +312,35 @@ class Engine:
 
     # Decisions
 
-    def _windows(self, planned: list[Planned]) -> list[Window]:
-        windows, offset = [], 0
-        for part in planned:
-            if part.decides:
-                segment = part.segment
-                rows = {segment.start + index + 1: offset + i for i, index in enumerate(segment.logits)}
-                stop = segment.start + len(segment.token_ids)
-                windows.append(Window(part.sequence, rows, part.sequence.certain, stop))
-                offset += len(rows)
-        return windows
-
-    def _decide(self, windows: list[Window], logits: Tensor) -> None:
-        """Choose the next token of each window's row, accept it and jump."""
+    def _decide(self, undecided: list[Window], current: Pass) -> bool:
+        """Choose the next token of each window's row, accept it and jump; False if memory ran out."""
         with self.span("mask"):
-            masks = self._masks(windows)
-        windows = [window for window in windows if window.open]
+            masks = self._masks(undecided)
+        windows = [window for window in undecided if window.open]
         rows = [window.row for window in windows if window.row is not None]
         if not rows:
-            return
+            return True
         draws = [
             Draw(request.key, request.seed, window.sequence.output_tokens, request.temperature)
             for window in windows
             for request in [window.sequence.request]
         ]
         with self.span("choose"):
-            choices = choose(logits, masks, draws, self.config.log_probabilities, rows)
+            chosen = self._chooser.choose(current.logits, masks, draws, rows)
+        with self.span("ahead"):
+            late = self._go_ahead(undecided, windows, chosen, current)
+        if late is None:
+            return False
+        with self.span("choose"):
+            choices = self._ahead.read(chosen)
         with self.span("accept"):
             for index, window in enumerate(windows):
+                if window.sequence in late:
+                    window.sequence.computes_late(int(choices.token_ids[index]))
+                state = self._ahead.state(window)
                 self._take_choice(window, choices, index)
+                self._ahead.learn(state, window)
+        return True
 
     def _take_choice(self, window: Window, choices: Choices, index: int) -> None:
         """Accept what was chosen for a window's row, or fail the row where nothing could be."""
@@ -316,20 +358,15 @@ class Engine:
         window.decisions += 1
         window.open = not self._accept_or_fail(sequence, int(choices.token_ids[index]))
 
-    def _masks(self, windows: list[Window]) -> NDArray[np.uint32]:
-        """uint32 [rows, words] of the rows whose matcher gives a mask; the others fail and close."""
+    def _masks(self, windows: list[Window]) -> list[NDArray[np.uint32]]:
+        """uint32 [words] for each row whose matcher gives a mask; the others fail and close."""
         masks = []
         for window in windows:
             try:
                 masks.append(window.sequence.matcher.token_mask())
             except JfbatchError as error:
                 window.open = not self._finish(window.sequence, "failed", str(error))
-        if not masks:
-            return np.zeros((0, 0), np.uint32)
-        stacked = np.zeros((len(masks), max(len(mask) for mask in masks)), np.uint32)
-        for row, mask in zip(stacked, masks, strict=True):
-            row[: len(mask)] = mask
-        return stacked
+        return masks
 
     def _accept_or_fail(self, sequence: Sequence, token_id: int) -> bool:
         """Accept the model's choice; whether the row is done."""

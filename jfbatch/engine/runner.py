@@ -22,6 +22,7 @@ from jfbatch.engine.decoder_layer import fuse_layers
 from jfbatch.engine.elementwise import fuse_elementwise
 from jfbatch.engine.kv_cache import SlotPool
 from jfbatch.engine.linear import pack_linears
+from jfbatch.engine.transfer import on_device
 from jfbatch.errors import ModelError
 
 # How torch and oneDNN say on a CPU that an allocation failed; the last says no more than that.
@@ -66,6 +67,18 @@ class Segment:
     prompt: int = 0
 
 
+@dataclass(frozen=True)
+class LateTokens:
+    """Tokens of a step that the host does not know yet.
+
+    places: their indices in the step's flat token list, which holds any id there. ids: int64 [places], on
+    the device.
+    """
+
+    places: Sequence[int]
+    ids: Tensor
+
+
 class Runner:
     """Runs packed steps of one decoder-only model on one device.
 
@@ -80,6 +93,7 @@ class Runner:
     """
 
     pool_type = SlotPool
+    takes_late_tokens = True
 
     def __init__(self, model: Any, kv_dtype: torch.dtype | None = None, pack: bool = True) -> None:
         self.model = model.eval()
@@ -107,10 +121,11 @@ class Runner:
             pack_linears(model)
         self._prove(reference)
 
-    def forward(self, segments: Sequence[Segment]) -> Tensor:
+    def forward(self, segments: Sequence[Segment], late: LateTokens | None = None) -> Tensor:
         """Run one step; returns float32 logits [number of `logits`, vocabulary] in segment order.
 
-        The pool must have room (`pool.resize`) for every segment. Raises torch.OutOfMemoryError.
+        On CUDA it returns before they are computed; the next call may overwrite them. The pool must have
+        room (`pool.resize`) for every segment. Raises torch.OutOfMemoryError.
         """
         spans: list[Span] = []
         flat: list[int] = []
@@ -123,8 +138,11 @@ class Runner:
         with torch.inference_mode():
             used = max(span.slot for span in spans) + 1
             layout = StepLayout(self.pool, spans, used)
-            tokens = torch.tensor([flat], device=self.device)
-            keep = torch.tensor(wanted, dtype=torch.long, device=self.device)
+            tokens = on_device([flat], torch.int64, self.device)
+            if late is not None:
+                places = on_device(late.places, torch.int64, self.device)
+                tokens[0].index_copy_(0, places, late.ids)
+            keep = on_device(wanted, torch.int64, self.device)
             logits = self._logits(tokens, layout.positions.unsqueeze(0), keep, {"step": layout})
         if layout.attention_calls != self.layer_count:
             raise ModelError(

@@ -1,4 +1,4 @@
-"""Logits and token masks -> token ids.
+"""Logits and token masks -> token ids, on a CPU (device_choice.py does the same elsewhere).
 
 Greedy is a masked argmax. With temperature, a token is drawn by inverting the cumulative
 distribution at one number that depends on (seed, row key, position) alone, so neither the batch's
@@ -8,10 +8,11 @@ size nor its order, nor whether a token was drafted, changes it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -20,6 +21,10 @@ from torch import Tensor
 
 from jfbatch.engine import cpu_kernels
 from jfbatch.engine.cpu_attention import in_parallel
+from jfbatch.engine.transfer import on_device
+
+NOTHING_ALLOWED = "the grammar allows no token of the model's vocabulary here"
+NO_NUMBER = "the model gave logits that are not numbers"
 
 _WORTH_SHARING = 16  # rows that one thread handles sooner than two that must be told to
 
@@ -53,6 +58,56 @@ class Choices:
     failures: dict[int, str]
 
 
+@dataclass(frozen=True)
+class Chosen:
+    """Choices that may still be in the making: `token_ids`, int64 [rows], are the device's.
+
+    `fetch` waits for them; a row that fails has some id, too.
+    """
+
+    token_ids: Tensor
+    fetch: Callable[[], Choices]
+
+
+class Chooser(Protocol):
+    """Chooses tokens, here or on another device."""
+
+    def choose(
+        self,
+        logits: Tensor,
+        masks: Sequence[NDArray[np.uint32]],
+        draws: Sequence[Draw],
+        positions: Sequence[int],
+    ) -> Chosen:
+        """One token per row.
+
+        logits: float32 [positions, vocabulary], left as they are. positions: where each row's logits are.
+        masks: uint32 [words] per row, bit t = token t may come next. draws: one per row.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class HostChooser:
+    """Chooses at once, on the CPU where the logits are."""
+
+    with_log_probabilities: bool = False
+
+    def choose(
+        self,
+        logits: Tensor,
+        masks: Sequence[NDArray[np.uint32]],
+        draws: Sequence[Draw],
+        positions: Sequence[int],
+    ) -> Chosen:
+        """See Chooser."""
+        stacked = np.zeros((len(masks), max(len(mask) for mask in masks)), np.uint32)
+        for row, mask in zip(stacked, masks, strict=True):
+            row[: len(mask)] = mask
+        choices = choose(logits, stacked, draws, self.with_log_probabilities, positions)
+        return Chosen(torch.from_numpy(choices.token_ids), lambda: choices)
+
+
 def uniform(seed: int, key: str, position: int) -> float:
     """A number in [0, 1) that depends on nothing but its arguments (BLAKE2b as the generator)."""
     message = f"{seed}\0{position}\0{key}".encode("utf-8", "surrogatepass")
@@ -81,7 +136,7 @@ def choose(
     its token id means nothing.
     """
     greedy = not with_log_probabilities and all(draw.temperature == 0 for draw in draws)
-    if greedy and logits.device.type == "cpu":
+    if greedy:
         return _best_allowed(logits, masks, range(len(draws)) if positions is None else positions)
     if positions is not None:
         logits = logits[list(positions)]
@@ -91,12 +146,12 @@ def choose(
     best = logits.gather(1, token_ids.unsqueeze(1)).squeeze(1)
     hot = [row for row, draw in enumerate(draws) if draw.temperature > 0]
     if hot:
-        token_ids[hot] = _sampled(logits[hot], [draws[row] for row in hot])
+        token_ids[hot] = sampled(logits[hot], [draws[row] for row in hot])
     log_probabilities = None
     if normalizers is not None:
         chosen = logits.gather(1, token_ids.unsqueeze(1)).squeeze(1)
-        log_probabilities = (chosen - normalizers).cpu().numpy()
-    ids, best_values = token_ids.cpu().numpy(), best.cpu().numpy()
+        log_probabilities = (chosen - normalizers).numpy()
+    ids, best_values = token_ids.numpy(), best.numpy()
     failures = _settle(ids, ~np.isfinite(best_values), ~(best_values < np.inf), masks, logits.shape[1])
     return Choices(ids, log_probabilities, failures)
 
@@ -136,9 +191,9 @@ def _settle(
         allowed = np.flatnonzero(np.unpackbits(masks[row].view(np.uint8), bitorder="little"))
         allowed = allowed[allowed < width]
         if not len(allowed):
-            failures[int(row)] = "the grammar allows no token of the model's vocabulary here"
+            failures[int(row)] = NOTHING_ALLOWED
         elif wrong[row]:
-            failures[int(row)] = "the model gave logits that are not numbers"
+            failures[int(row)] = NO_NUMBER
         else:  # every allowed token has probability 0: still, one of them comes next
             ids[row] = allowed[0]
     return failures
@@ -147,15 +202,11 @@ def _settle(
 def forbid(logits: Tensor, masks: NDArray[np.uint32]) -> None:
     """Set the logits of tokens outside the masks to -inf, in place, whatever they are.
 
-    A penalty looked up per mask byte is far faster on a CPU than a mask made of its bits.
+    A penalty looked up per mask byte is far faster than a mask made of its bits.
     """
     width = logits.shape[1]
     packed = np.ascontiguousarray(masks).view(np.uint8)
-    if logits.device.type == "cpu":
-        penalties = torch.from_numpy(_PENALTIES.take(packed, axis=0).reshape(len(masks), -1))
-    else:  # the packed bits travel, the device unpacks them
-        table = torch.from_numpy(_PENALTIES).to(logits.device)
-        penalties = table[torch.from_numpy(packed).to(logits.device).int()].flatten(1)
+    penalties = torch.from_numpy(_PENALTIES.take(packed, axis=0).reshape(len(masks), -1))
     covered = min(penalties.shape[1], width)
     penalties = penalties[:, :covered]
     logits[:, :covered] = torch.where(penalties < 0, penalties, logits[:, :covered])
@@ -164,19 +215,17 @@ def forbid(logits: Tensor, masks: NDArray[np.uint32]) -> None:
 
 def _first_best(logits: Tensor) -> Tensor:
     """int64 [rows]: the first largest logit of each row, or a NaN. numpy's argmax is the fast one."""
-    if logits.device.type == "cpu":
-        return torch.from_numpy(logits.numpy().argmax(axis=1))
-    return logits.argmax(dim=1)
+    return torch.from_numpy(logits.numpy().argmax(axis=1))
 
 
-def _sampled(logits: Tensor, draws: list[Draw]) -> Tensor:
-    """Token ids [rows] drawn from softmax(logits / temperature); masked logits are -inf."""
+def sampled(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """Token ids [rows] drawn from softmax(logits / temperature), on any device; masked logits are -inf."""
     # Less than this is 0 in float32; the likeliest token is certain long before.
     least = [max(draw.temperature, _LEAST_TEMPERATURE) for draw in draws]
-    temperatures = torch.tensor(least, device=logits.device)
+    temperatures = on_device(least, torch.float32, logits.device)
     scaled = (logits - logits.amax(dim=1, keepdim=True)) / temperatures.unsqueeze(1)
     cumulative = torch.softmax(scaled, dim=1).double().cumsum_(dim=1)
     points = [uniform(draw.seed, draw.key, draw.position) for draw in draws]
-    targets = torch.tensor(points, dtype=torch.float64, device=logits.device) * cumulative[:, -1]
+    targets = on_device(points, torch.float64, logits.device) * cumulative[:, -1]
     found = torch.searchsorted(cumulative, targets.unsqueeze(1), right=True).squeeze(1)
     return found.clamp_(max=logits.shape[1] - 1)

@@ -8,7 +8,7 @@ if everything that runs fits the KV budget at its longest, so nothing is ever pr
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from jfbatch.engine.kv_cache import GROWTH, SlotPool, rounded_length
@@ -105,12 +105,21 @@ class Scheduler:
         self._resident.pop(sequence.slot, None)
         self.running.append(sequence)
 
-    def plan(self) -> list[Planned]:
-        """The tokens of the next step: decoding rows entirely, then prefills up to the chunk."""
-        self._reserve(self.running)
+    def plan(self, undecided: Collection[Sequence] = (), late: Collection[Sequence] = ()) -> list[Planned]:
+        """The tokens of the next step: decoding rows entirely, then prefills up to the chunk.
+
+        undecided: rows whose next tokens are being chosen; they sit out, but for the `late` ones among
+        them, which go on with the one token that the device is choosing (here its id is 0).
+        """
+        self._reserve(self.running, late)
         planned = []
         budget = self.prefill_chunk
         for sequence in self.running:
+            if sequence in late:
+                planned.append(Planned(sequence, _late_segment(sequence)))
+                continue
+            if sequence in undecided or sequence.leader in undecided:
+                continue
             if not self._copy_shared(sequence):
                 continue
             count, budget = self._fitting(sequence, budget)
@@ -146,10 +155,11 @@ class Scheduler:
         sequence.leader = None
         return True
 
-    def _reserve(self, rows: list[Sequence]) -> None:
+    def _reserve(self, rows: list[Sequence], late: Collection[Sequence] = ()) -> None:
         """Let the pool hold every token of the running rows and of `rows`; give back what is far too long."""
         everyone = {id(sequence): sequence for sequence in (*self.running, *rows)}.values()
-        length = rounded_length(max(len(sequence.token_ids) for sequence in everyone))
+        length = max(len(sequence.token_ids) for sequence in everyone)
+        length = rounded_length(max(length, *(sequence.certain + 1 for sequence in late), 0))
         if self.pool.length - SHRINK_AT < length < self.pool.length:
             length = self.pool.length
         needed = max(sequence.slot for sequence in everyone) + 1
@@ -208,6 +218,10 @@ def _segment(sequence: Sequence, count: int) -> Segment:
         logits.insert(0, sequence.certain - 1 - first)
     ids = sequence.token_ids[first:stop]
     return Segment(sequence.slot, first, ids, logits, sequence.prompt_tokens)
+
+
+def _late_segment(sequence: Sequence) -> Segment:
+    return Segment(sequence.slot, sequence.certain, [0], [0], sequence.prompt_tokens)
 
 
 def common_prefix(left: list[int], right: list[int]) -> int:

@@ -170,6 +170,10 @@ class Sequence:
         self.computed, self.computed_start = segment, self.cached
         self.cached += len(segment)
 
+    def computes_late(self, token_id: int) -> None:
+        """A step computes this token behind the cached ones; whether the output goes on with it is open."""
+        self.computed, self.computed_start = (token_id,), self.cached
+
     def forget(self) -> None:
         """The slot holds nothing of this row any more."""
         self.cached, self.computed = 0, ()

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from jfbatch.engine.kv_cache import SlotPool
 from jfbatch.engine.model import LoadedModel, check_tensor_parallel, load_model, set_threads
-from jfbatch.engine.runner import KV_DTYPES, Runner, Segment
+from jfbatch.engine.runner import KV_DTYPES, LateTokens, Runner, Segment
 from jfbatch.errors import ModelError, UsageError
 
 _END, _FORWARD, _RESIZE, _COPY, _ERASE, _CLEAR = range(6)
@@ -139,6 +139,7 @@ class LeadingRunner(Runner):
     """A runner whose steps the followers repeat. What goes wrong in one process ends the run in all."""
 
     pool_type = LeadingPool
+    takes_late_tokens = False  # the followers would have to hear of them
 
     def __init__(self, model: Any, kv_dtype: torch.dtype | None) -> None:
         self.channel: Channel | None = None  # while the model is proved, all processes do the same anyway
@@ -149,8 +150,9 @@ class LeadingRunner(Runner):
         assert isinstance(self.pool, LeadingPool)
         self.channel = self.pool.channel = channel
 
-    def forward(self, segments: Sequence[Segment]) -> Tensor:
+    def forward(self, segments: Sequence[Segment], late: LateTokens | None = None) -> Tensor:
         """See Runner. Raises ModelError for whatever goes wrong: the others wait in the middle of a step."""
+        assert late is None
         if self.channel is None:
             return super().forward(segments)
         try:

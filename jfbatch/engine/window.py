@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+from jfbatch.engine.scheduler import Planned
 from jfbatch.engine.sequence import Sequence
 
 
@@ -11,13 +13,15 @@ from jfbatch.engine.sequence import Sequence
 class Window:
     """The logits a step gave one row: `rows[i]` is the one that decides its token i.
 
-    The step computed tokens up to index `stop`, drafts from `certain` on.
+    The step computed tokens up to index `stop`, drafts from `certain` on. late: its one token was not known
+    when the step was launched.
     """
 
     sequence: Sequence
     rows: dict[int, int]
     certain: int
     stop: int
+    late: bool = False
     decisions: int = 0
     open: bool = True
 
@@ -29,6 +33,34 @@ class Window:
         return self.rows.get(sequence.certain) if known else None
 
     @property
+    def is_last(self) -> bool:
+        """Whether the step decides no token after the next one."""
+        return max(self.rows) <= self.sequence.certain
+
+    @property
+    def is_of_use(self) -> bool:
+        """Whether it is late and the row goes on with the token that the step computed."""
+        return self.late and self.row is not None
+
+    @property
     def lost(self) -> int:
         """Computed drafts that the output does not go on with."""
         return max(self.stop - max(self.sequence.cached, self.certain), 0)
+
+
+def windows_of(planned: Iterable[Planned], late: Collection[Sequence] = ()) -> list[Window]:
+    """The windows of a step's rows, in the order of its logits; rows that ended meanwhile have none.
+
+    late: the rows that went ahead in it. They have taken part in the step from here on.
+    """
+    windows, offset = [], 0
+    for part in planned:
+        sequence, segment = part.sequence, part.segment
+        rows = {segment.start + index + 1: offset + i for i, index in enumerate(segment.logits)}
+        offset += len(rows)
+        if not rows or sequence.slot < 0:
+            continue
+        stop, is_late = segment.start + len(segment.token_ids), sequence in late
+        windows.append(Window(sequence, rows, stop if is_late else sequence.certain, stop, is_late))
+        sequence.forward_passes += is_late
+    return windows

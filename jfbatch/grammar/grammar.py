@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -24,6 +24,7 @@ from jfbatch.grammar.expression import RuleSet
 from jfbatch.grammar.json_schema import CompiledSchema, Integers, schema_to_rules
 from jfbatch.grammar.json_schema.python_types import schema_of
 from jfbatch.grammar.masks import MaskTable
+from jfbatch.grammar.matcher import new_serial
 from jfbatch.grammar.program import Program, compile_program
 from jfbatch.grammar.regex import JSON_CHARACTER, RAW_UTF8, regex_to_expression
 from jfbatch.grammar.tags import reasoning_to_rules, tags_to_rules
@@ -50,6 +51,7 @@ class Grammar:
         warnings: Sequence[str] = (),
         automaton: Automaton | None = None,
     ) -> None:
+        self.serial = new_serial()
         self.vocabulary = vocabulary
         self.program = program
         self.automaton = automaton or Automaton(program)
@@ -256,6 +258,9 @@ class AutomatonMatcher:
         if self.ended:
             return np.zeros(self.grammar.vocabulary.words, np.uint32)
         return self.grammar.masks.mask(self.states[-1])
+
+    def state_key(self) -> Hashable:
+        return self.grammar.serial, -1 if self.ended else self.states[-1]
 
     def accept_token(self, token_id: int) -> None:
         vocabulary = self.grammar.vocabulary

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
+from itertools import count
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+new_serial: Callable[[], int] = count().__next__
+"""A number for a grammar, which no other grammar of this process has or had."""
 
 
 class Matcher(Protocol):
@@ -16,6 +21,13 @@ class Matcher(Protocol):
 
     def token_mask(self) -> NDArray[np.uint32]:
         """uint32[ceil(V/32)]: bit t = token t may come next. End tokens' bits only where accepting."""
+        ...
+
+    def state_key(self) -> Hashable | None:
+        """What the position is: equal keys mean the same mask, now and after any tokens.
+
+        None where that cannot be said. Keys of different grammars differ; a key holds no grammar alive.
+        """
         ...
 
     def accept_token(self, token_id: int) -> None:

@@ -6,6 +6,7 @@ whatever backend, begins behind it. So every kind of pattern and every backend c
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -75,6 +76,10 @@ class ReasoningMatcher:
             if mask.any():  # a vocabulary that cannot write the tag from here goes on until it can
                 return mask
         return self._grammar.masks.mask(self._states[-1])
+
+    def state_key(self) -> Hashable | None:
+        """None while it thinks: what may come depends on all the thinking so far."""
+        return None if self._is_thinking else self._inner.state_key()
 
     def accept_token(self, token_id: int) -> None:
         if not self._is_thinking:

@@ -84,6 +84,9 @@ class TemplateMatcher:
             masks[key] = np.packbits(bits, bitorder="little").view(np.uint32)
         return masks[key]
 
+    def state_key(self) -> tuple[object, ...]:
+        return tuple(self.parts), self.states[-1], self.ended
+
     def accept_token(self, token_id: int) -> None:
         if token_id in self.tokenization.end_ids:
             if not self.is_accepting():
@@ -156,6 +159,9 @@ class FreeMatcher:
 
     def token_mask(self) -> NDArray[np.uint32]:
         return self.mask
+
+    def state_key(self) -> None:
+        return None
 
     def accept_token(self, token_id: int) -> None:
         self.accepted.append(token_id)

@@ -126,6 +126,9 @@ class CanonicalMatcher(TemplateMatcher):
         bits[[path[0] for path in self._paths() if path]] = 1
         return np.packbits(bits, bitorder="little").view(np.uint32)
 
+    def state_key(self) -> tuple[object, ...]:
+        return tuple(self.choices), tuple(self.accepted)
+
     def accept_token(self, token_id: int) -> None:
         if not any(path[:1] == [token_id] for path in self._paths()):
             raise GrammarError("not canonical")

@@ -125,6 +125,9 @@ class _Position:
         self._check()
         return mask[: self._vocabulary.words]
 
+    def key(self) -> None:
+        """llguidance's positions cannot be compared."""
+
     def advance(self, token_id: int) -> bool:
         return bool(self._matcher.try_consume_tokens([token_id]) == 1)
 

@@ -10,7 +10,7 @@ import json
 import threading
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
@@ -22,6 +22,7 @@ from jfbatch.grammar.backends.oracle import Oracle
 from jfbatch.grammar.backends.position import PositionMatcher, bitmask
 from jfbatch.grammar.backends.protocol import BackendName, Capabilities, literal_regex, one_line
 from jfbatch.grammar.grammar import JsonStyle, Objects
+from jfbatch.grammar.matcher import new_serial
 from jfbatch.grammar.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ class OutlinesGrammar:
     """A pattern compiled by outlines-core, and what was learnt of its states."""
 
     def __init__(self, index: Index, vocabulary: Vocabulary, oracle: Oracle) -> None:
+        self.serial = new_serial()
         self.index = index
         self.vocabulary = vocabulary
         self.oracle = oracle
@@ -182,6 +184,9 @@ class _Position:
 
     def mask(self) -> NDArray[np.uint32]:
         return self._grammar.mask(self._states[-1]).copy()
+
+    def key(self) -> Hashable:
+        return self._grammar.serial, self._states[-1]
 
     def advance(self, token_id: int) -> bool:
         target = self._grammar.index.get_next_state(self._states[-1], token_id)

@@ -6,6 +6,7 @@ come and what is undone is decided here, by our vocabulary alone, so that it is 
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from functools import lru_cache
 from typing import Protocol
 
@@ -21,6 +22,10 @@ class Position(Protocol):
 
     def mask(self) -> NDArray[np.uint32]:
         """uint32[ceil(V/32)], a new array: the tokens that the engine allows here; other bits may be set."""
+        ...
+
+    def key(self) -> Hashable | None:
+        """What the position is, if the engine says so (see `Matcher.state_key`)."""
         ...
 
     def advance(self, token_id: int) -> bool:
@@ -77,6 +82,10 @@ class PositionMatcher:
             mask.setflags(write=False)
             self._mask = mask
         return self._mask
+
+    def state_key(self) -> Hashable | None:
+        key = self._position.key()
+        return None if key is None else (key, self._ended)
 
     def accept_token(self, token_id: int) -> None:
         vocabulary = self._vocabulary

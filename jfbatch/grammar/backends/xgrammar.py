@@ -118,6 +118,9 @@ class _Position:
     def mask(self) -> NDArray[np.uint32]:
         return _mask(self._matcher, self._vocabulary)[: self._vocabulary.words]
 
+    def key(self) -> None:
+        """XGrammar's positions cannot be compared."""
+
     def advance(self, token_id: int) -> bool:
         return bool(self._matcher.accept_token(token_id))
 

@@ -1,0 +1,199 @@
+"""Being a step ahead of the host: the next pass begins before the choices that it goes on with are read.
+
+What a row goes on with is usually the one token that the device has just chosen. So the device computes
+that token next, while the host reads the choice, moves the grammar along, jumps and ends rows. A row that
+goes on in another way has computed a token in vain, as with a draft that is not accepted: no output
+depends on it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from jfbatch.engine.runner import LateTokens
+from jfbatch.engine.sampler import Choices, Chosen
+from jfbatch.engine.scheduler import Planned
+from jfbatch.engine.sequence import Sequence as Row
+from jfbatch.engine.transfer import on_device
+from jfbatch.engine.window import Window
+
+_KEPT = 0.9  # of an average, at each step
+_LEARNT_FROM = 4  # steps that must have been measured before any goes ahead
+_AGAIN = 64  # after so many steps with passes ahead one without, to measure how long it takes now
+_MOST_STATES = 1 << 16
+_PRIOR, _PRIOR_CHOICES = 0.7, 2.0  # how likely it is beforehand that a row goes on with its choice alone
+
+
+@dataclass
+class Pass:
+    """A forward pass that was launched: its plan and its logits.
+
+    late: the rows that compute a token which the host did not know then -> their row among the choices.
+    """
+
+    planned: list[Planned]
+    logits: Tensor
+    late: Mapping[Row, int] = field(default_factory=dict)
+
+
+def late_tokens(planned: Sequence[Planned], late: Mapping[Row, int], token_ids: Tensor) -> LateTokens:
+    """Where the late rows' tokens are in a plan, and what they are: some of the choices `token_ids`."""
+    places, rows, offset = [], [], 0
+    for part in planned:
+        if part.sequence in late:
+            places.append(offset)
+            rows.append(late[part.sequence])
+        offset += len(part.segment.token_ids)
+    if rows != list(range(len(token_ids))):
+        token_ids = token_ids.index_select(0, on_device(rows, torch.int64, token_ids.device))
+    return LateTokens(places, token_ids)
+
+
+class Habits:
+    """How often rows went on with their choice alone, by the state of the grammar in which it was made."""
+
+    def __init__(self) -> None:
+        self._counts: OrderedDict[Hashable, tuple[int, int]] = OrderedDict()  # choices, those that went on
+        self._share = _PRIOR
+
+    def learn(self, state: Hashable | None, went_on: bool) -> None:
+        """A row made a choice in this state (None: not known) and went on with it alone, or did not."""
+        self._share += 0.01 * (went_on - self._share)
+        if state is None:
+            return
+        made, before = self._counts.pop(state, (0, 0))
+        self._counts[state] = made + 1, before + went_on
+        if len(self._counts) > _MOST_STATES:
+            self._counts.popitem(last=False)
+
+    def likelihood(self, state: Hashable | None) -> float:
+        """That a row which chooses in this state goes on with its choice alone."""
+        made, went_on = self._counts.get(state, (0, 0))
+        return (went_on + _PRIOR_CHOICES * self._share) / (made + _PRIOR_CHOICES)
+
+
+@dataclass
+class Clock:
+    """Moving averages over steps, in seconds: how busy host and device are.
+
+    host: a whole step, less waiting for the device. device: from a pass's launch to its choices, and waited:
+    the last part of that, in which the host waits, of steps that launched their pass themselves. saved: what
+    drafts saved in those, in steps of a row.
+    """
+
+    host: float = 0.0
+    device: float = 0.0
+    waited: float = 0.0
+    saved: float = 0.0
+    steps: int = 0
+
+    def settle(self, seconds: float, waited: float, launched: float | None, saved: float) -> None:
+        """A step took this long; `launched` is how long ago its own pass was when the choices came."""
+        self.host = self._mean(self.host, seconds - waited)
+        if launched is not None:
+            self.device = self._mean(self.device, launched)
+            self.waited = self._mean(self.waited, waited)
+            self.saved = self._mean(self.saved, saved)
+            self.steps += 1
+
+    def _mean(self, before: float, now: float) -> float:
+        return now if not self.steps else _KEPT * before + (1 - _KEPT) * min(now, 5 * before or now)
+
+    def pays(self, going_on: float) -> bool:
+        """Whether rows come on faster with a pass ahead; this share of them goes on with what it computes."""
+        if self.steps < _LEARNT_FROM:
+            return False
+        together = self.host + self.waited
+        return going_on * together > (1 + self.saved) * max(self.host, self.device)
+
+
+class Ahead:
+    """Decides which rows go ahead and when that pays, and holds the pass that is under way.
+
+    wanted: always (True), never (False), or where it pays (None).
+    """
+
+    def __init__(self, wanted: bool | None) -> None:
+        self.enabled = wanted is not False
+        self.habits = Habits()
+        self.clock = Clock()
+        self._always = wanted is True
+        self._streak = 0  # steps in a row that had a pass ahead
+        self._under_way: Pass | None = None
+        self._began: float | None = None  # when the step began; None before the first
+        self._launched: float | None = None  # when the step launched its own pass, if it did
+        self._waited = self._saved = 0.0  # of the step
+        self._until_read: float | None = None
+
+    def take(self) -> Pass | None:
+        """A step begins: the pass that is under way, to be decided on now."""
+        if self.enabled:
+            now = time.perf_counter()
+            if self._began is not None:
+                self.clock.settle(now - self._began, self._waited, self._until_read, self._saved)
+            self._began, self._launched, self._until_read, self._waited = now, None, None, 0.0
+        taken, self._under_way = self._under_way, None
+        return taken
+
+    def launching(self) -> None:
+        """The step launches its own pass."""
+        self._launched = time.perf_counter()
+
+    def launched(self, under_way: Pass) -> None:
+        """The next step's pass is under way."""
+        self._under_way = under_way
+
+    def forget(self) -> None:
+        """What is under way is of no use any more."""
+        self._under_way = None
+
+    def read(self, chosen: Chosen) -> Choices:
+        """The choices, once the device has made them."""
+        started = time.perf_counter()
+        choices = chosen.fetch()
+        now = time.perf_counter()
+        self._waited += now - started
+        if self._launched is not None and self._until_read is None:
+            self._until_read = now - self._launched
+        return choices
+
+    def settle(self, rows: int, saved: int) -> None:
+        """In this step drafts saved so many steps of its rows."""
+        self._saved = saved / rows
+
+    def state(self, window: Window) -> tuple[int, Hashable | None]:
+        """Where a row stands before its choice is taken, for `learn`."""
+        row = window.sequence
+        return row.certain, row.matcher.state_key() if self.enabled else None
+
+    def learn(self, before: tuple[int, Hashable | None], window: Window) -> None:
+        """A row has taken its choice."""
+        if self.enabled:
+            row, (place, state) = window.sequence, before
+            self.habits.learn(state, window.open and row.certain == place + 1)
+
+    def rows(self, windows: Sequence[Window]) -> dict[Row, int]:
+        """The rows that may go on with what is being chosen -> their places among `windows`.
+
+        Empty where a pass is under way already, or where one would not pay.
+        """
+        if not self.enabled or self._under_way is not None:
+            return {}
+        late = {window.sequence: index for index, window in enumerate(windows) if _may_go_on(window)}
+        if not late or self._always:
+            return late
+        expected = sum(self.habits.likelihood(row.matcher.state_key()) for row in late)
+        goes = self._streak < _AGAIN and self.clock.pays(expected / len(windows))
+        self._streak = self._streak + 1 if goes else 0
+        return late if goes else {}
+
+
+def _may_go_on(window: Window) -> bool:
+    row = window.sequence
+    return window.is_last and len(row.token_ids) == row.certain and row.tokens_left > 1
