@@ -34,7 +34,7 @@ from jfbatch.engine.sampler import Choices, Chooser, Chosen, Draw, HostChooser
 from jfbatch.engine.scheduler import Planned, Scheduler
 from jfbatch.engine.sequence import Completion, Reason, Request, Sequence
 from jfbatch.engine.watching import Span, watched
-from jfbatch.engine.window import Window, windows_of
+from jfbatch.engine.window import Window, still_open, windows_of
 from jfbatch.errors import GrammarError, JfbatchError
 
 __all__ = ["Engine", "EngineConfig", "EngineStatistics", "RequestSource"]
@@ -128,7 +128,8 @@ class Engine:
             return
         windows = windows_of(current.planned, current.late)
         self.statistics.rows_in_vain += len(current.late) - sum(window.is_of_use for window in windows)
-        while undecided := [window for window in windows if window.row is not None]:
+        undecided = windows
+        while undecided := still_open(undecided):
             if not self._decide(undecided, current):
                 self._start_again_smaller()
                 return

@@ -14,7 +14,7 @@ class Window:
     """The logits a step gave one row: `rows[i]` is the one that decides its token i.
 
     The step computed tokens up to index `stop`, drafts from `certain` on. late: its one token was not known
-    when the step was launched.
+    when the step was launched. lost: computed drafts that the output does not go on with, once it is closed.
     """
 
     sequence: Sequence
@@ -23,6 +23,7 @@ class Window:
     stop: int
     late: bool = False
     decisions: int = 0
+    lost: int = 0
     open: bool = True
 
     @property
@@ -42,10 +43,21 @@ class Window:
         """Whether it is late and the row goes on with the token that the step computed."""
         return self.late and self.row is not None
 
-    @property
-    def lost(self) -> int:
-        """Computed drafts that the output does not go on with."""
-        return max(self.stop - max(self.sequence.cached, self.certain), 0)
+    def close(self) -> None:
+        """The step decides no more of this row's tokens."""
+        self.open = False
+        self.lost = max(self.stop - max(self.sequence.cached, self.certain), 0)
+
+
+def still_open(windows: Iterable[Window]) -> list[Window]:
+    """Those that decide their row's next token. The others close: the row may go on in the next step now."""
+    still = []
+    for window in windows:
+        if window.row is not None:
+            still.append(window)
+        else:
+            window.close()
+    return still
 
 
 def windows_of(planned: Iterable[Planned], late: Collection[Sequence] = ()) -> list[Window]:
