@@ -13,14 +13,20 @@ from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from jfbatch.engine.configuration import EngineStatistics
+from jfbatch.engine.device_choice import DeviceChooser
+from jfbatch.engine.early import Early, Foresight, draw_of, together
 from jfbatch.engine.runner import LateTokens
-from jfbatch.engine.sampler import Choices, Chosen
+from jfbatch.engine.sampler import Choices, Chooser, Chosen
 from jfbatch.engine.scheduler import Planned
 from jfbatch.engine.sequence import Sequence as Row
 from jfbatch.engine.transfer import on_device
+from jfbatch.engine.transitions import Transitions
 from jfbatch.engine.window import Window
 
 _KEPT = 0.9  # of an average, at each step
@@ -35,11 +41,13 @@ class Pass:
     """A forward pass that was launched: its plan and its logits.
 
     late: the rows that compute a token which the host did not know then -> their row among the choices.
+    early: what the device has chosen from the logits already.
     """
 
     planned: list[Planned]
     logits: Tensor
     late: Mapping[Row, int] = field(default_factory=dict)
+    early: Early | None = None
 
 
 def late_tokens(planned: Sequence[Planned], late: Mapping[Row, int], token_ids: Tensor) -> LateTokens:
@@ -53,6 +61,15 @@ def late_tokens(planned: Sequence[Planned], late: Mapping[Row, int], token_ids: 
     if rows != list(range(len(token_ids))):
         token_ids = token_ids.index_select(0, on_device(rows, torch.int64, token_ids.device))
     return LateTokens(places, token_ids)
+
+
+def logits_positions(planned: Sequence[Planned]) -> dict[Row, int]:
+    """Row -> where the first of its logits is."""
+    positions, offset = {}, 0
+    for part in planned:
+        positions[part.sequence] = offset
+        offset += len(part.segment.logits)
+    return positions
 
 
 class Habits:
@@ -116,11 +133,17 @@ class Clock:
 class Ahead:
     """Decides which rows go ahead and when that pays, and holds the pass that is under way.
 
-    wanted: always (True), never (False), or where it pays (None).
+    wanted: always (True) or where it pays (None); without a DeviceChooser never.
     """
 
-    def __init__(self, wanted: bool | None) -> None:
-        self.enabled = wanted is not False
+    def __init__(
+        self, wanted: bool | None, chooser: Chooser, device: torch.device, statistics: EngineStatistics
+    ) -> None:
+        self._chooser = chooser
+        self._statistics = statistics
+        self.enabled = wanted is not False and isinstance(chooser, DeviceChooser)
+        self.transitions = Transitions(device) if self.enabled else None
+        self._moved: dict[Row, tuple[Hashable, int]] = {}  # the state that a row left last, by which token
         self.habits = Habits()
         self.clock = Clock()
         self._always = wanted is True
@@ -145,13 +168,65 @@ class Ahead:
         """The step launches its own pass."""
         self._launched = time.perf_counter()
 
-    def launched(self, under_way: Pass) -> None:
+    def forget(self) -> None:
+        """Nothing of what is under way is of use any more."""
+        self._under_way = None
+        self._moved.clear()
+
+    def foresee(self, late: Mapping[Row, int], chosen: Chosen) -> Foresight | None:
+        """What the device knows of the masks that rows need after these choices; None if nothing."""
+        if self.transitions is None or not len(self.transitions):
+            return None
+        return Foresight(late, chosen.token_ids, self.transitions)
+
+    def launched(self, under_way: Pass, foresight: Foresight | None) -> None:
         """The next step's pass is under way."""
         self._under_way = under_way
+        self._statistics.rows_ahead += len(under_way.late)
+        if foresight is not None and isinstance(self._chooser, DeviceChooser):
+            positions = logits_positions(under_way.planned)
+            under_way.early = foresight.choose(self._chooser, under_way.logits, positions)
 
-    def forget(self) -> None:
-        """What is under way is of no use any more."""
-        self._under_way = None
+    def choose(
+        self,
+        current: Pass,
+        windows: Sequence[Window],
+        masks: Sequence[NDArray[np.uint32]],
+        rows: Sequence[int],
+    ) -> Chosen:
+        """One token for each window, from row `rows[i]` of the logits; what was chosen early stands."""
+        draws = [draw_of(window.sequence) for window in windows]
+        chooser = self._chooser
+        if not isinstance(chooser, DeviceChooser):
+            return chooser.choose(current.logits, masks, draws, rows)
+        early = current.early
+        known = early.usable(windows, masks, chooser) if early is not None else {}
+        others = [index for index in range(len(windows)) if index not in known]
+        chosen = None
+        if others:
+            chosen = chooser.choose(
+                current.logits,
+                [masks[index] for index in others],
+                [draws[index] for index in others],
+                [rows[index] for index in others],
+            )
+        self._note(windows, masks, chooser)
+        if chosen is not None and (early is None or not known):
+            return chosen
+        assert early is not None
+        self._statistics.chosen_early += len(known)
+        number = {index: len(early.rows) + place for place, index in enumerate(others)} | known
+        return together(early.chosen, chosen, [number[index] for index in range(len(windows))])
+
+    def _note(
+        self, windows: Sequence[Window], masks: Sequence[NDArray[np.uint32]], chooser: DeviceChooser
+    ) -> None:
+        """Let the device know of the rows' last tokens and where they led."""
+        for window, mask in zip(windows, masks, strict=True):
+            moved = self._moved.pop(window.sequence, None)
+            place = chooser.masks.place_of(mask) if moved else None
+            if moved and place is not None and self.transitions is not None:
+                self.transitions.note(*moved, place)
 
     def read(self, chosen: Chosen) -> Choices:
         """The choices, once the device has made them."""
@@ -176,7 +251,10 @@ class Ahead:
         """A row has taken its choice."""
         if self.enabled:
             row, (place, state) = window.sequence, before
-            self.habits.learn(state, window.open and row.certain == place + 1)
+            went_on = window.open and row.certain == place + 1
+            self.habits.learn(state, went_on)
+            if went_on and state is not None:
+                self._moved[row] = state, row.token_ids[place]
 
     def rows(self, windows: Sequence[Window]) -> dict[Row, int]:
         """The rows that may go on with what is being chosen -> their places among `windows`.

@@ -40,7 +40,8 @@ class EngineStatistics:
     """What a run did. Seconds are wall time; a mixed step's time is split by its tokens.
 
     rows_ahead: parts of passes that were launched before the token they compute was read; rows_in_vain:
-    those of them whose logits decided nothing.
+    those of them whose logits decided nothing; chosen_early: those whose next token the device chose without
+    waiting for the host.
     """
 
     forward_passes: int = 0
@@ -54,6 +55,7 @@ class EngineStatistics:
     out_of_memory: int = 0
     rows_ahead: int = 0
     rows_in_vain: int = 0
+    chosen_early: int = 0
 
     def account(self, planned: Iterable[Planned], late: Collection[Sequence], seconds: float) -> None:
         """A pass over these tokens took so long; the rows know it too, but for the `late` ones among them."""

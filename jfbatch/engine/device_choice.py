@@ -36,9 +36,15 @@ class DeviceChooser:
         positions: Sequence[int],
     ) -> Chosen:
         """See Chooser."""
+        places = on_device(self.masks.places(masks), torch.int64, self._device)
+        return self.choose_at(logits, places, draws, positions)
+
+    def choose_at(
+        self, logits: Tensor, places: Tensor, draws: Sequence[Draw], positions: Sequence[int]
+    ) -> Chosen:
+        """`choose` by the masks at `places`, int64 [rows] on the device."""
         if list(positions) != list(range(len(logits))):
             logits = logits.index_select(0, on_device(positions, torch.int64, self._device))
-        places = on_device(self.masks.places(masks), torch.int64, self._device)
         allowed = self.masks.allowed(places)
         forbidden = torch.where(allowed, logits, -torch.inf)
         best, token_ids = forbidden.max(dim=1)  # NaN where an allowed logit is

@@ -50,6 +50,14 @@ class DeviceMasks:
             self._send(list(missing.values()), len({id(mask) for mask in masks}))
         return [self._held[id(mask)][0] for mask in masks]
 
+    def place_of(self, mask: NDArray[np.uint32]) -> int | None:
+        """Where the mask is; None if it is not on the device."""
+        held = self._held.get(id(mask))
+        if held is None:
+            return None
+        self._held.move_to_end(id(mask))
+        return held[0]
+
     def _send(self, masks: list[NDArray[np.uint32]], together: int) -> None:
         """Copy masks to the device, in place of those met longest ago where there is no more room.
 

@@ -30,7 +30,7 @@ from jfbatch.engine.pace import Pace
 from jfbatch.engine.repetition import REPETITION, is_repeating
 from jfbatch.engine.retokenize import Retokenizer, Tokenization
 from jfbatch.engine.runner import Runner, is_out_of_memory
-from jfbatch.engine.sampler import Choices, Chooser, Chosen, Draw, HostChooser
+from jfbatch.engine.sampler import Choices, Chooser, Chosen, HostChooser
 from jfbatch.engine.scheduler import Planned, Scheduler
 from jfbatch.engine.sequence import Completion, Reason, Request, Sequence
 from jfbatch.engine.watching import Span, watched
@@ -80,8 +80,7 @@ class Engine:
         self._scheduler = Scheduler(
             self.runner.pool, self.config.batch_size, self.config.prefill_chunk, self.config.kv_memory
         )
-        self._ahead = Ahead(self._goes_ahead())
-        self._chooser = self._make_chooser()
+        self._ahead = self._make_ahead()
         self._finished: list[Completion] = []
         self._retiring: list[Sequence] = []
         self._stopped = False
@@ -89,16 +88,13 @@ class Engine:
         self._standstill = 0  # steps since the running rows last moved
         self._ran_out_alone: set[str] = set()  # keys of rows for which memory ran out with no other running
 
-    def _goes_ahead(self) -> bool | None:
-        if self.runner.device.type == "cpu" and self.config.ahead is None:
-            return False  # nothing runs beside the host
-        return self.config.ahead if self.runner.takes_late_tokens else False
-
-    def _make_chooser(self) -> Chooser:
-        runner, wanted = self.runner, self.config.log_probabilities
-        if runner.device.type == "cpu" and not self._ahead.enabled:
-            return HostChooser(wanted)
-        return DeviceChooser(runner.device, runner.vocabulary_size, wanted)
+    def _make_ahead(self) -> Ahead:
+        runner, wanted = self.runner, self.config.ahead
+        if runner.device.type == "cpu" and not wanted:  # nothing runs beside the host
+            chooser: Chooser = HostChooser(self.config.log_probabilities)
+            return Ahead(False, chooser, runner.device, self.statistics)
+        chooser = DeviceChooser(runner.device, runner.vocabulary_size, self.config.log_probabilities)
+        return Ahead(wanted if runner.takes_late_tokens else False, chooser, runner.device, self.statistics)
 
     def stop(self) -> None:
         """Finish nothing more: `run` ends before its next step. Safe to call from a signal handler."""
@@ -123,16 +119,23 @@ class Engine:
     @torch.inference_mode()
     def step(self) -> None:
         """One forward pass over everything that can run, and all decisions its logits allow."""
-        current = self._ahead.take() or self._compute()
-        if current is None:
+        try:
+            self._advance()
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+        else:
             return
+        # Outside the handler: its traceback would keep the step's tensors alive.
+        self._start_again_smaller()
+
+    def _advance(self) -> None:
+        current = self._ahead.take() or self._compute()
         windows = windows_of(current.planned, current.late)
         self.statistics.rows_in_vain += len(current.late) - sum(window.is_of_use for window in windows)
         undecided = windows
         while undecided := still_open(undecided):
-            if not self._decide(undecided, current):
-                self._start_again_smaller()
-                return
+            self._decide(undecided, current)
         self._settle(windows)
         self._give_up_on_a_standstill()
         with self.span("retire"):
@@ -227,18 +230,15 @@ class Engine:
             self._pace.settle(len(windows), saved, sum(window.lost for window in windows))
             self._ahead.settle(len(windows), saved)
 
-    def _compute(self) -> Pass | None:
-        """A step's pass; None if memory ran out and the rows wait to be started again."""
+    def _compute(self) -> Pass:
+        """A pass over everything that can run."""
         self._ahead.launching()
-        launched = self._launch(self._scheduler.plan)
-        if launched is None:
-            self._start_again_smaller()
-        return launched
+        return self._launch(self._scheduler.plan, {}, None)
 
     def _go_ahead(
         self, undecided: list[Window], windows: list[Window], chosen: Chosen, current: Pass
-    ) -> Mapping[Sequence, int] | None:
-        """Launch the next pass, if that pays; None if memory ran out.
+    ) -> Mapping[Sequence, int]:
+        """Launch the next pass, if that pays.
 
         Returns the rows that go on in it with what is being chosen for `windows`, by their indices there.
         """
@@ -248,29 +248,18 @@ class Engine:
         if not all(window.is_last for window in windows):
             current.logits = current.logits.clone()  # the next pass may overwrite them
         sitting_out = {window.sequence for window in undecided}
+        foresight = self._ahead.foresee(late, chosen)
         launched = self._launch(partial(self._scheduler.plan, sitting_out, late), late, chosen)
-        if launched is None:
-            return None
-        self._ahead.launched(launched)
-        self.statistics.rows_ahead += len(late)
+        self._ahead.launched(launched, foresight)
         return late
 
     def _launch(
-        self,
-        plan: Callable[[], list[Planned]],
-        late: Mapping[Sequence, int] | None = None,
-        chosen: Chosen | None = None,
-    ) -> Pass | None:
-        """A forward pass over what is planned; None if memory ran out. `late` rows go on with `chosen`."""
-        late = late or {}
-        try:
-            planned = self._plan(plan, late)
-            with self.span("forward"):
-                return Pass(planned, self._forward(planned, late, chosen), late)
-        except RuntimeError as error:
-            if not is_out_of_memory(error):
-                raise
-        return None  # outside the handler: its traceback would keep the step's tensors alive
+        self, plan: Callable[[], list[Planned]], late: Mapping[Sequence, int], chosen: Chosen | None
+    ) -> Pass:
+        """A forward pass over what is planned, in which `late` rows go on with what is `chosen`."""
+        planned = self._plan(plan, late)
+        with self.span("forward"):
+            return Pass(planned, self._forward(planned, late, chosen), late)
 
     def _forward(self, planned: list[Planned], late: Mapping[Sequence, int], chosen: Chosen | None) -> Tensor:
         """The pass's logits."""
@@ -287,6 +276,7 @@ class Engine:
 
     def _start_again_smaller(self) -> None:
         """Memory ran out: half as many rows at a time, and the running ones start again."""
+        self._ahead.forget()
         evicted = [row for row in self._scheduler.evict_all() if row not in self._retiring]
         self._retiring.clear()
         self.statistics.out_of_memory += 1
@@ -313,25 +303,18 @@ class Engine:
 
     # Decisions
 
-    def _decide(self, undecided: list[Window], current: Pass) -> bool:
-        """Choose the next token of each window's row, accept it and jump; False if memory ran out."""
+    def _decide(self, undecided: list[Window], current: Pass) -> None:
+        """Choose the next token of each window's row, accept it and jump."""
         with self.span("mask"):
             masks = self._masks(undecided)
         windows = [window for window in undecided if window.open]
         rows = [window.row for window in windows if window.row is not None]
         if not rows:
-            return True
-        draws = [
-            Draw(request.key, request.seed, window.sequence.output_tokens, request.temperature)
-            for window in windows
-            for request in [window.sequence.request]
-        ]
+            return
         with self.span("choose"):
-            chosen = self._chooser.choose(current.logits, masks, draws, rows)
+            chosen = self._ahead.choose(current, windows, masks, rows)
         with self.span("ahead"):
             late = self._go_ahead(undecided, windows, chosen, current)
-        if late is None:
-            return False
         with self.span("choose"):
             choices = self._ahead.read(chosen)
         with self.span("accept"):
@@ -341,7 +324,6 @@ class Engine:
                 state = self._ahead.state(window)
                 self._take_choice(window, choices, index)
                 self._ahead.learn(state, window)
-        return True
 
     def _take_choice(self, window: Window, choices: Choices, index: int) -> None:
         """Accept what was chosen for a window's row, or fail the row where nothing could be."""
