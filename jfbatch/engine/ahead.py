@@ -12,6 +12,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -143,12 +144,14 @@ class Ahead:
         self._statistics = statistics
         self.enabled = wanted is not False and isinstance(chooser, DeviceChooser)
         self.transitions = Transitions(device) if self.enabled else None
-        self._moved: dict[Row, tuple[Hashable, int]] = {}  # the state that a row left last, by which token
+        # The state that a row left last, and by which token.
+        self._moved: WeakKeyDictionary[Row, tuple[Hashable, int]] = WeakKeyDictionary()
         self.habits = Habits()
         self.clock = Clock()
         self._always = wanted is True
-        self._streak = 0  # steps in a row that had a pass ahead
+        self._streak = 0  # passes ahead since a step that had none was measured
         self._under_way: Pass | None = None
+        self.late: dict[Row, int] = {}  # the rows that go ahead in it -> where their token is in the row
         self._began: float | None = None  # when the step began; None before the first
         self._launched: float | None = None  # when the step launched its own pass, if it did
         self._waited = self._saved = 0.0  # of the step
@@ -158,10 +161,12 @@ class Ahead:
         """A step begins: the pass that is under way, to be decided on now."""
         if self.enabled:
             now = time.perf_counter()
+            if self._launched is not None and self._until_read is not None:
+                self._streak = 0
             if self._began is not None:
                 self.clock.settle(now - self._began, self._waited, self._until_read, self._saved)
             self._began, self._launched, self._until_read, self._waited = now, None, None, 0.0
-        taken, self._under_way = self._under_way, None
+        taken, self._under_way, self.late = self._under_way, None, {}
         return taken
 
     def launching(self) -> None:
@@ -170,7 +175,7 @@ class Ahead:
 
     def forget(self) -> None:
         """Nothing of what is under way is of use any more."""
-        self._under_way = None
+        self._under_way, self.late = None, {}
         self._moved.clear()
 
     def foresee(self, late: Mapping[Row, int], chosen: Chosen) -> Foresight | None:
@@ -182,6 +187,10 @@ class Ahead:
     def launched(self, under_way: Pass, foresight: Foresight | None) -> None:
         """The next step's pass is under way."""
         self._under_way = under_way
+        self.late = {
+            part.sequence: part.segment.start for part in under_way.planned if part.sequence in under_way.late
+        }
+        self._launched = None  # the step's own pass, if it had one, is no longer waited for alone
         self._statistics.rows_ahead += len(under_way.late)
         if foresight is not None and isinstance(self._chooser, DeviceChooser):
             positions = logits_positions(under_way.planned)
@@ -234,7 +243,7 @@ class Ahead:
         choices = chosen.fetch()
         now = time.perf_counter()
         self._waited += now - started
-        if self._launched is not None and self._until_read is None:
+        if self._launched is not None and self._until_read is None:  # else it was ahead, or has been read
             self._until_read = now - self._launched
         return choices
 
@@ -268,7 +277,7 @@ class Ahead:
             return late
         expected = sum(self.habits.likelihood(row.matcher.state_key()) for row in late)
         goes = self._streak < _AGAIN and self.clock.pays(expected / len(windows))
-        self._streak = self._streak + 1 if goes else 0
+        self._streak += goes
         return late if goes else {}
 
 

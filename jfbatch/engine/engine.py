@@ -139,9 +139,17 @@ class Engine:
         self._settle(windows)
         self._give_up_on_a_standstill()
         with self.span("retire"):
-            self._scheduler.retire(self._retiring)
-            self._retiring.clear()
+            self._retire()
         self.statistics.shared_tokens = self._scheduler.shared_tokens
+
+    def _retire(self) -> None:
+        """Free the places of the rows that have ended."""
+        for row in self._retiring:
+            if row in self._ahead.late:  # it ended with its last token; what comes of that, nobody reads
+                place = row.cached = min(row.cached, self._ahead.late[row])
+                self.runner.pool.drop(row.slot, place)
+        self._scheduler.retire(self._retiring, moving=not self._ahead.late)
+        self._retiring.clear()
 
     def _give_up_on_a_standstill(self) -> None:
         """Fail the running rows if none has moved for many steps: a fault must not run for ever."""
@@ -210,7 +218,7 @@ class Engine:
     def _plan(self, plan: Callable[[], list[Planned]], late: Mapping[Sequence, int]) -> list[Planned]:
         """A pass's plan, in which the rows that decide have what is worth verifying on the way."""
         with self.span("plan"):
-            self._scheduler.admit()
+            self._scheduler.admit(moving=not late)
             planned = plan()
         if not self.config.drafts:
             return planned
@@ -242,7 +250,7 @@ class Engine:
 
         Returns the rows that go on in it with what is being chosen for `windows`, by their indices there.
         """
-        late = self._ahead.rows(windows)
+        late = self._ahead.rows(windows) if not self._scheduler.is_sparse else {}
         if not late:
             return late
         if not all(window.is_last for window in windows):

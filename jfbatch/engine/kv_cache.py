@@ -110,6 +110,12 @@ class SlotPool:
                 storage.view[slot] = 0
                 storage.buffer[storage.view.numel() :] = 0
 
+    def drop(self, slot: int, position: int) -> None:
+        """Zero one token of a slot, of which nobody will know whether it holds numbers."""
+        for pair in self._layers.values():
+            for storage in pair:
+                storage.view[slot, :, position] = 0
+
     def clear(self) -> None:
         """Give the memory back; shapes stay known."""
         self.slots = self.length = 0

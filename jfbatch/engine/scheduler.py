@@ -11,6 +11,7 @@ from bisect import insort
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+from jfbatch.engine.attention import DENSE_SHARE
 from jfbatch.engine.kv_cache import GROWTH, SlotPool, rounded_length
 from jfbatch.engine.runner import Segment
 from jfbatch.engine.sequence import Sequence
@@ -49,6 +50,7 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.shared_tokens = 0  # prompt tokens copied instead of computed
         self._resident: dict[int, list[int]] = {}  # what retired rows left in their slots
+        self._left_gaps = False  # perhaps, where rows retired while none might be moved
 
     def add(self, sequences: Iterable[Sequence]) -> None:
         """Put rows among those that wait, in order of their token ids."""
@@ -59,23 +61,29 @@ class Scheduler:
         """Bytes of a pool for `rows` rows of up to `length` tokens."""
         return rows * rounded_length(length) * self.pool.bytes_per_token
 
-    def admit(self) -> None:
-        """Give free places to waiting rows, as far as batch size and KV budget allow."""
+    def admit(self, moving: bool = True) -> None:
+        """Give free places to waiting rows, as far as batch size and KV budget allow.
+
+        moving: whether running rows may change their slots for it. Not while a choice of theirs is open: if
+        it turns out that a model gave what is not a number, all of it must be in the row's one slot.
+        """
         longest = max((sequence.longest for sequence in self.running), default=0)
         while self.waiting and len(self.running) < self.batch_size:
             longest = max(longest, self.waiting[0].longest)
-            if self.running and not self._has_room(longest):
+            if self.running and not self._has_room(longest, moving):
                 break
             self._place(self.waiting[0])
             del self.waiting[0]  # now, as placing it may run out of memory
 
-    def _has_room(self, longest: int) -> bool:
+    def _has_room(self, longest: int, moving: bool) -> bool:
         """Whether one more row fits the budget, all being `longest`; makes room between the slots in use."""
         rows = len(self.running) + 1
         if self.kv_bytes(rows, longest) > self.kv_memory:
             return False
         slots = max(sequence.slot for sequence in self.running) + 1
         if slots > len(self.running) and self.kv_bytes(max(slots, rows), longest) > self.kv_memory:
+            if not moving:
+                return False
             self._close_gaps()
         return True
 
@@ -118,8 +126,9 @@ class Scheduler:
             if sequence in late:
                 planned.append(Planned(sequence, _late_segment(sequence)))
                 continue
-            if sequence in undecided or sequence.leader in undecided:
-                continue
+            leader = sequence.leader
+            if sequence in undecided or (leader in undecided and leader and not leader.sampled_tokens):
+                continue  # nothing is copied before it is known that the model gave numbers
             if not self._copy_shared(sequence):
                 continue
             count, budget = self._fitting(sequence, budget)
@@ -176,20 +185,31 @@ class Scheduler:
             }
             self.pool.resize(slots, length)
 
-    def retire(self, sequences: Iterable[Sequence]) -> None:
-        """Free the places of finished rows; once nothing waits, close the gaps they leave."""
+    @property
+    def is_sparse(self) -> bool:
+        """Whether the running rows, once nothing waits, leave many slots between them unused."""
+        if self.waiting or not self.running:
+            return False
+        return len(self.running) < DENSE_SHARE * (max(sequence.slot for sequence in self.running) + 1)
+
+    def retire(self, sequences: Iterable[Sequence], moving: bool = True) -> None:
+        """Free the places of finished rows; once nothing waits, close the gaps they leave.
+
+        moving: as in `admit`. Without it the gaps stay for a next time.
+        """
         finished = {id(sequence): sequence for sequence in sequences if sequence.slot >= 0}
-        if not finished:
-            return
-        self.running = [sequence for sequence in self.running if id(sequence) not in finished]
-        for sequence in finished.values():
-            self._resident[sequence.slot] = sequence.token_ids[: sequence.cached]
-            sequence.slot = -1
-        if not self.waiting:
+        if finished:
+            self.running = [sequence for sequence in self.running if id(sequence) not in finished]
+            for sequence in finished.values():
+                self._resident[sequence.slot] = sequence.token_ids[: sequence.cached]
+                sequence.slot = -1
+            self._left_gaps |= not moving
+        if moving and (finished or self._left_gaps) and not self.waiting:
             self._close_gaps()
 
     def _close_gaps(self) -> None:
         """Move rows down so that the slots in use are 0..n-1: a step attends over all slots below."""
+        self._left_gaps = False
         taken = {sequence.slot for sequence in self.running}
         gaps = [slot for slot in range(len(self.running)) if slot not in taken]
         for sequence in self.running:

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
+from jfbatch.engine.ahead import Clock, Habits
+from jfbatch.engine.device_choice import DeviceChooser
 from jfbatch.engine.engine import Engine, EngineConfig
+from jfbatch.engine.runner import LateTokens, Segment
 from jfbatch.engine.sequence import Completion, Request
 from jfbatch.grammar import Grammar, Vocabulary
-from jfbatch.grammar.backends import open_backend
+from jfbatch.grammar.backends import is_installed, open_backend
 from jfbatch.grammar.reasoning import Reasoning
 from tests.engine.matchers import FreeMatcher, tiny_tokenization
 from tests.engine.sources import ListSource
@@ -154,3 +160,140 @@ def test_a_row_of_free_text_is_always_a_step_ahead() -> None:
     assert (done.completion_tokens, done.forward_passes) == (20, 20)
     assert used.statistics.rows_ahead == 19
     assert used.statistics.rows_in_vain == 0
+
+
+@pytest.mark.parametrize("drafts", [False, True])
+def test_choices_are_made_early_where_rows_have_gone_before(drafts: bool) -> None:
+    rows = [(index % 3, "Anna of Graz: ", 45, 0.0, False) for index in range(24)]
+    plain, ahead = engine(False, drafts=drafts), engine(True, drafts=drafts, batch_size=6)
+    same(run(plain, requests(rows)), run(ahead, requests(rows)))
+    assert ahead.statistics.chosen_early > ahead.statistics.rows_ahead // 3
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.3])
+def test_backends_may_be_mixed(temperature: float) -> None:
+    names = [name for name in ("fsm", "xgrammar", "llguidance", "outlines") if is_installed(name)]  # type: ignore[arg-type]
+    rows = [(index % 2 * 4, "Anna of Graz: ", 40, temperature, False) for index in range(16)]
+    same(run(engine(False), requests(rows, tuple(names))), run(engine(True), requests(rows, tuple(names))))
+
+
+class Faulty:
+    """The tiny model's runner, with a fault now and then that depends on the rows alone, not on the steps."""
+
+    def __init__(self, fault: Callable[[Faulty, Tensor], None]) -> None:
+        self.calls = 0
+        self.fault = fault
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(runner(), name)
+
+    def forward(self, segments: list[Segment], late: LateTokens | None = None) -> Tensor:
+        self.calls += 1
+        logits = runner().forward(segments, late)
+        self.fault(self, logits)
+        return logits
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(ROW, min_size=3, max_size=9), st.floats(4.5, 7.0), st.booleans())
+def test_rows_with_logits_that_are_no_numbers_fail_alike(
+    rows: list[tuple[Any, ...]], bound: float, jump: bool
+) -> None:
+    def fault(faulty: Faulty, logits: Tensor) -> None:
+        logits[logits > bound] = torch.nan  # in some rows, at some of their tokens
+
+    results = [
+        run(engine(ahead, Faulty(fault), drafts=False, jump=jump, batch_size=4), requests(rows))
+        for ahead in (False, True)
+    ]
+    same(*results)
+
+
+def test_memory_running_out_anywhere_starts_the_rows_again() -> None:
+    rows = [(index % 6, "Anna of Graz: ", 40, 0.5 * (index % 2), False) for index in range(14)]
+    expected = run(engine(False), requests(rows))
+    restarts = 0
+    for call in range(2, 30, 3):
+
+        def fault(faulty: Faulty, logits: Tensor, call: int = call) -> None:
+            if faulty.calls in (call, call + 2):
+                raise torch.OutOfMemoryError("CUDA out of memory")
+
+        used = engine(True, Faulty(fault), batch_size=8)
+        same(expected, run(used, requests(rows)))
+        restarts += used.statistics.out_of_memory
+        assert used.statistics.rows_ahead
+    assert restarts >= 10
+
+
+def test_memory_running_out_while_a_token_is_chosen_starts_the_rows_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows = [(index % 6, "Anna of Graz: ", 40, 0.0, False) for index in range(8)]
+    expected = run(engine(False), requests(rows))
+    used = engine(True)
+    original, calls = DeviceChooser.choose_at, []
+
+    def narrow(chooser: DeviceChooser, *arguments: Any) -> Any:
+        calls.append(1)
+        if len(calls) in (3, 8):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return original(chooser, *arguments)
+
+    monkeypatch.setattr(DeviceChooser, "choose_at", narrow)
+    same(expected, run(used, requests(rows)))
+    assert used.statistics.out_of_memory == 2
+
+
+def test_what_is_under_way_when_a_run_stops_is_dropped_and_the_next_run_is_right() -> None:
+    used = engine(True, batch_size=3)
+    done = []
+    rows = [(index % 6, "Anna of Graz: ", 40, 0.0, False) for index in range(9)]
+    for completion in used.run(ListSource(requests(rows))):
+        done.append(completion)
+        used.stop()
+    expected = run(engine(False), requests(rows))
+    same({each.key: each for each in done}, expected)
+    again = engine(True, batch_size=3)
+    for _ in range(2):  # one engine, several runs
+        same(run(again, requests(rows)), expected)
+
+
+def test_rows_share_prefixes_and_leave_no_gaps_behind() -> None:
+    shared = "You read short notes and give one JSON record per note. " * 2
+    rows = [(index % 3, f"{shared}{index % 2}", 20 + 3 * index, 0.0, False) for index in range(10)]
+    used = engine(True, batch_size=10)
+    same(run(engine(False), requests(rows)), run(used, requests(rows)))
+    assert used.statistics.shared_tokens > 100
+    assert used.statistics.rows_ahead > 30
+
+
+def test_nothing_goes_ahead_on_a_cpu_unless_it_is_asked_for() -> None:
+    used = Engine(runner(), tiny_tokenization(), EngineConfig(context_length=256))
+    run(used, [Request("a", [5, 6, 7], FreeMatcher(tiny_tokenization().size), 20)])
+    assert used.statistics.rows_ahead == 0
+
+
+def test_a_pass_ahead_pays_where_the_host_has_as_much_to_do_as_the_device() -> None:
+    clock = Clock()
+    for _ in range(10):
+        clock.settle(seconds=2e-3, waited=1e-3, launched=1e-3, saved=0.0)
+    assert clock.pays(0.9)
+    assert not clock.pays(0.4)
+    for _ in range(100):  # drafts that save every other step of a row would be missed
+        clock.settle(seconds=2e-3, waited=1e-3, launched=1e-3, saved=1.0)
+    assert not clock.pays(0.9)
+    busy = Clock()
+    for _ in range(10):
+        busy.settle(seconds=2e-3, waited=0.0, launched=1e-3, saved=0.0)
+    assert not busy.pays(1.0)  # the host is never idle: there is nothing to gain
+
+
+def test_habits_are_kept_by_state() -> None:
+    habits = Habits()
+    for _ in range(30):
+        habits.learn("in a word", True)
+        habits.learn("at an end", False)
+    assert habits.likelihood("in a word") > 0.9
+    assert habits.likelihood("at an end") < 0.1
+    assert 0.4 < habits.likelihood(None) < 0.8
