@@ -9,6 +9,7 @@ from __future__ import annotations
 import resource
 import tempfile
 import time
+from collections import deque
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -27,7 +28,7 @@ from jfbatch.decoding import ModelTokenization, vocabulary_of
 from jfbatch.engine.configuration import EngineStatistics
 from jfbatch.engine.engine import Engine, EngineConfig
 from jfbatch.engine.model import LoadedModel, load_model
-from jfbatch.engine.runner import Runner, Segment
+from jfbatch.engine.runner import LateTokens, Runner, Segment
 from jfbatch.engine.sequence import Completion
 from jfbatch.engine.watching import Span
 from jfbatch.feed import Feed, FeedOptions, Waiting
@@ -107,9 +108,7 @@ class _TimedEngine(Engine):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.steps: list[Step] = []
-        self._segments: Sequence[Segment] = ()
-        self._attended = (0, 0)
-        self._forward_seconds = 0.0
+        self._launched: deque[tuple[Sequence[Segment], int, int, float]] = deque()  # and not yet decided on
         self._run = self.runner.forward
         setattr(self.runner, "forward", self._timed_forward)  # noqa: B010 - taken back by `close`
 
@@ -123,14 +122,16 @@ class _TimedEngine(Engine):
         started = time.perf_counter()
         super().step()
         seconds = time.perf_counter() - started
-        self.steps.append(Step(self._segments, *self._attended, seconds, self._forward_seconds))
+        if self._launched:  # a step decides on the pass that was launched first
+            segments, slots, length, forward_seconds = self._launched.popleft()
+            self.steps.append(Step(segments, slots, length, seconds, forward_seconds))
 
-    def _timed_forward(self, segments: Sequence[Segment]) -> Tensor:
+    def _timed_forward(self, segments: Sequence[Segment], late: LateTokens | None = None) -> Tensor:
         started = time.perf_counter()
-        logits = self._run(segments)
-        self._forward_seconds = time.perf_counter() - started
-        self._segments = segments
-        self._attended = (1 + max(segment.slot for segment in segments), self.runner.pool.length)
+        logits = self._run(segments) if late is None else self._run(segments, late)
+        forward_seconds = time.perf_counter() - started
+        slots = 1 + max(segment.slot for segment in segments)
+        self._launched.append((segments, slots, self.runner.pool.length, forward_seconds))
         return logits
 
 

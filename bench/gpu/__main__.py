@@ -48,7 +48,7 @@ from tests.tiny_model import save_tiny_model  # noqa: E402
 
 _CHECKED_ROWS = 48
 _COLUMNS = "| model | case | rows | rows/s | tokens/s | steps | passes per token | decode step ms | floor "
-_COLUMNS += "| padding | valid |"
+_COLUMNS += "| padding | valid | ahead | in vain | early |"
 
 
 class Clock:
@@ -114,6 +114,7 @@ def line(figures: Figures) -> str:
         *(f"{figures.tokens_per_second:,.0f}", str(figures.steps), shown(figures.passes_per_token, ".2f")),
         *(f"{figures.step_ms:.1f}", shown(figures.floor, ".0%"), shown(figures.padding, ".0%")),
         shown(figures.valid, "d"),
+        *(shown(share, ".0%") for share in (figures.ahead, figures.in_vain, figures.early)),
     )
     return f"| {' | '.join(cells)} |"
 

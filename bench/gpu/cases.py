@@ -33,20 +33,24 @@ class Case:
     constrained: bool = True
     jump: bool = True
     drafts: bool = True
+    ahead: bool = True
 
     @property
     def title(self) -> str:
         if not self.constrained:
             return f"free text, drafts {'on' if self.drafts else 'off'}"
         switches = ("jump", self.jump), ("drafts", self.drafts)
-        return "schema, " + ", ".join(f"{name} {'on' if on else 'off'}" for name, on in switches)
+        title = "schema, " + ", ".join(f"{name} {'on' if on else 'off'}" for name, on in switches)
+        return title if self.ahead else f"{title}, never ahead"
 
 
 def cases(rows: int) -> list[Case]:
     """What is run at one number of rows, what matters most first."""
     return [
         Case(rows),
+        Case(rows, ahead=False),
         Case(rows, drafts=False),
+        Case(rows, drafts=False, ahead=False),
         Case(rows, jump=False, drafts=False),
         Case(rows, constrained=False, drafts=False),
         Case(rows, constrained=False),
@@ -57,7 +61,9 @@ def cases(rows: int) -> list[Case]:
 @dataclass(frozen=True)
 class Figures:
     """A run: milliseconds of a decode step, the floor's share of it, the share of it that is not the forward
-    pass's launches, and what came out."""
+    pass's launches, and what came out. ahead: of the decisions, the share whose pass began before the choice
+    it goes on with was read; in vain and early: of those, the ones that were no use, and those for which the
+    device chose without the host."""
 
     model: str
     case: str
@@ -70,6 +76,9 @@ class Figures:
     floor: float | None
     padding: float | None
     valid: int | None
+    ahead: float | None = None
+    in_vain: float | None = None
+    early: float | None = None
 
 
 def run_case(bench: Bench, case: Case, hardware: Hardware, max_tokens: int, file: Path) -> Figures:
@@ -77,6 +86,7 @@ def run_case(bench: Bench, case: Case, hardware: Hardware, max_tokens: int, file
     measured = run(bench, case, max_tokens, file)
     decode = measured.decode_steps or measured.steps
     spent = sum(step.seconds for step in decode)
+    did = measured.statistics
     shape = Shape.of(bench.loaded.model, bench.dtype, bench.runner.pool.bytes_per_token)
     return Figures(
         model=bench.loaded.name,
@@ -90,6 +100,9 @@ def run_case(bench: Bench, case: Case, hardware: Hardware, max_tokens: int, file
         floor=sum(shape.work(step.segments).seconds(hardware) for step in decode) / spent,
         padding=measured.padding if measured.decode_steps else None,
         valid=measured.valid if case.constrained else None,
+        ahead=did.rows_ahead / max(did.sampled_tokens, 1),
+        in_vain=did.rows_in_vain / max(did.rows_ahead, 1),
+        early=did.chosen_early / max(did.rows_ahead, 1),
     )
 
 
@@ -101,10 +114,18 @@ def run(bench: Bench, case: Case, max_tokens: int, file: Path) -> Measured:
         context_length=bench.loaded.context_length,
         jump=case.jump,
         drafts=case.drafts,
+        ahead=_ahead(case, bench.runner.device),
         repetition_stop=False,  # random weights repeat themselves
     )
     workload.write_rows(file, case.rows)
     return bench.run_file(file, settings, case.rows, max_tokens, PATTERN if case.constrained else FREE_TEXT)
+
+
+def _ahead(case: Case, device: torch.device) -> bool | None:
+    """On a device where it pays, as in a run; on a CPU, where it never does, always: to see that it works."""
+    if not case.ahead:
+        return False
+    return True if device.type == "cpu" else None
 
 
 def waiting_share(action: Callable[[], object], device: torch.device) -> float:

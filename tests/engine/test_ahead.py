@@ -128,7 +128,7 @@ def requests(rows: list[tuple[Any, ...]], backends: tuple[str, ...] = ("fsm",)) 
     return made
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.lists(ROW, min_size=1, max_size=12),
     st.booleans(),
@@ -202,11 +202,24 @@ def test_rows_with_logits_that_are_no_numbers_fail_alike(
     def fault(faulty: Faulty, logits: Tensor) -> None:
         logits[logits > bound] = torch.nan  # in some rows, at some of their tokens
 
-    results = [
+    plain, ahead = (
         run(engine(ahead, Faulty(fault), drafts=False, jump=jump, batch_size=4), requests(rows))
         for ahead in (False, True)
-    ]
-    same(*results)
+    )
+    same(plain, ahead)
+
+
+def test_some_rows_fail_by_what_is_no_number_and_others_do_not() -> None:
+    def fault(faulty: Faulty, logits: Tensor) -> None:
+        logits[logits > 6.5] = torch.nan
+
+    rows = [(index % 6, f"Anna of Graz {index}: ", 40, 0.0, False) for index in range(12)]
+    plain, ahead = (
+        run(engine(ahead, Faulty(fault), drafts=False, batch_size=4), requests(rows))
+        for ahead in (False, True)
+    )
+    same(plain, ahead)
+    assert 0 < sum("not numbers" in (each.error or "") for each in ahead.values()) < 12
 
 
 def test_memory_running_out_anywhere_starts_the_rows_again() -> None:
@@ -297,3 +310,26 @@ def test_habits_are_kept_by_state() -> None:
     assert habits.likelihood("in a word") > 0.9
     assert habits.likelihood("at an end") < 0.1
     assert 0.4 < habits.likelihood(None) < 0.8
+
+
+@torch.inference_mode()
+def test_tokens_that_only_the_device_knows_are_computed_like_others() -> None:
+    used = runner()
+    used.pool.resize(2, 32)
+    told = used.forward([Segment(0, 0, [5, 6, 7], [1, 2]), Segment(1, 0, [9, 8], [1])])
+    late = LateTokens([1, 4], torch.tensor([6, 8]))
+    not_told = used.forward([Segment(0, 0, [5, 0, 7], [1, 2]), Segment(1, 0, [9, 0], [1])], late)
+    assert torch.equal(told, not_told)
+    used.pool.resize(0, 1)
+
+
+def test_what_a_row_computes_beyond_its_end_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody reads the logits that would say whether it holds numbers, and the slot is used again."""
+    used = engine(True, batch_size=2)
+    dropped: list[tuple[int, int]] = []
+    monkeypatch.setattr(used.runner.pool, "drop", lambda slot, place: dropped.append((slot, place)))
+    done = run(used, requests([(3, "Anna of Graz: ", 40, 0.0, False)] * 6))
+    ends = {each.prompt_tokens + each.completion_tokens for each in done.values()}
+    assert dropped
+    for _, place in dropped:  # the last token, or the end token behind it
+        assert place in ends or place + 1 in ends

@@ -83,3 +83,14 @@ def test_clear_gives_memory_back_and_the_pool_works_on() -> None:
     assert (pool.slots, pool.length) == (0, 0)
     pool.resize(1, 10)
     assert pool.layer(0, 1, 4, 4)[0].shape == (1, 1, GROWTH, 4)
+
+
+def test_a_token_that_is_dropped_is_zero_and_nothing_else() -> None:
+    pool = SlotPool(torch.device("cpu"), torch.float32)
+    pool.resize(2, 32)
+    for part in pool.layer(0, 2, 4, 3):
+        part.fill_(1.0)
+    pool.drop(1, 5)
+    for part in pool.layer(0, 2, 4, 3):
+        assert not part[1, :, 5].any()
+        assert int((part == 0).sum()) == part[1, :, 5].numel()

@@ -196,3 +196,75 @@ def test_a_row_whose_place_cannot_be_had_still_waits(monkeypatch: pytest.MonkeyP
     with pytest.raises(torch.OutOfMemoryError):
         used.admit()
     assert keys(used.waiting) == ["b"] and not used.running
+
+
+def test_undecided_rows_sit_out_and_late_ones_go_on_with_one_token() -> None:
+    used = scheduler()
+    late, out, other, fresh = (sequence(key, [number] * 3) for number, key in enumerate("abcd"))
+    used.add([late, out, other])
+    used.admit()
+    run(used.plan())
+    other.append(7, b"x")
+    used.add([fresh])
+    used.admit()
+    planned = used.plan(undecided={late, out}, late={late: 0})
+    assert [(part.sequence.request.key, part.segment.start) for part in planned] == [
+        ("a", 3),
+        ("c", 3),
+        ("d", 0),
+    ]
+    assert list(planned[0].segment.token_ids) == [0] and list(planned[0].segment.logits) == [0]
+    assert list(planned[1].segment.token_ids) == [7]
+
+
+def test_the_pool_has_room_for_late_tokens() -> None:
+    used = scheduler()
+    rows = [sequence(str(number), [number] * 32, limit=40) for number in range(2)]
+    used.add(rows)
+    used.admit()
+    run(used.plan())
+    assert used.pool.length == 32
+    used.plan(undecided=set(rows), late={rows[1]: 0})
+    assert used.pool.length == 64
+
+
+def test_nothing_is_copied_from_a_row_before_its_first_choice() -> None:
+    used = scheduler(prefill_chunk=100)
+    leader, follower = sequence("a", [1] * 30 + [2]), sequence("b", [1] * 30 + [3])
+    used.add([leader, follower])
+    used.admit()
+    run(used.plan())
+    assert used.plan(undecided={leader}, late={leader: 0})[1:] == []
+    leader.append(7, b"x")
+    leader.sampled_tokens = 1
+    assert [part.sequence.request.key for part in used.plan({leader}, {leader: 0})] == ["a", "b"]
+    assert used.shared_tokens == 30
+
+
+def test_gaps_are_left_while_no_row_may_move_and_closed_later() -> None:
+    used = scheduler(batch_size=4)
+    rows = [sequence(str(number), [number] * 4) for number in range(4)]
+    used.add(rows)
+    used.admit()
+    run(used.plan())
+    used.retire(rows[:2], moving=False)
+    assert [row.slot for row in rows[2:]] == [2, 3]
+    assert used.is_sparse
+    used.retire([])
+    assert [row.slot for row in rows[2:]] == [1, 0]
+    assert not used.is_sparse
+
+
+def test_a_row_that_needs_others_moved_is_not_admitted_while_none_may() -> None:
+    used = scheduler(batch_size=3)
+    rows = [sequence(str(number), [number] * 20, limit=10) for number in range(3)]
+    used.add(rows)
+    used.admit()
+    run(used.plan())
+    used.kv_memory = used.kv_bytes(2, 64)
+    used.add([sequence("long", [9] * 50, limit=10)])
+    used.retire(rows[:2], moving=False)
+    used.admit(moving=False)
+    assert [row.slot for row in used.running] == [2]
+    used.admit()
+    assert sorted(row.slot for row in used.running) == [0, 1]
