@@ -179,10 +179,10 @@ class Ahead:
         self._moved.clear()
 
     def foresee(self, late: Mapping[Row, int], chosen: Chosen) -> Foresight | None:
-        """What the device knows of the masks that rows need after these choices; None if nothing."""
-        if self.transitions is None or not len(self.transitions):
+        """What the device knows of the masks that rows need after these choices; None if too little."""
+        if self.transitions is None:
             return None
-        return Foresight(late, chosen.token_ids, self.transitions)
+        return Foresight.of(late, chosen.token_ids, self.transitions)
 
     def launched(self, under_way: Pass, foresight: Foresight | None) -> None:
         """The next step's pass is under way."""

@@ -35,6 +35,12 @@ class Foresight:
     late: the rows -> their indices among the choices `token_ids`, int64 on the device.
     """
 
+    @staticmethod
+    def of(late: Mapping[Row, int], token_ids: Tensor, transitions: Transitions) -> Foresight | None:
+        """None where less than half of the rows are in states from which any step was noted."""
+        known = sum(transitions.number(row.matcher.state_key()) > 0 for row in late)
+        return Foresight(late, token_ids, transitions) if 2 * known >= len(late) else None
+
     def __init__(self, late: Mapping[Row, int], token_ids: Tensor, transitions: Transitions) -> None:
         self.rows = {row: number for number, row in enumerate(late)}
         self.draws = [draw_of(row, 1) for row in late]

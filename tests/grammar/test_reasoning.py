@@ -196,3 +196,14 @@ def test_without_white_space_behind_it_the_tag_is_enough() -> None:
     assert matcher.is_accepting() and not matcher.is_finished()
     matcher.accept_token(265)
     assert matcher.is_finished()
+
+
+def test_a_position_has_no_key_while_it_thinks_and_the_outputs_own_behind() -> None:
+    grammar = Grammar.from_json_schema(SCHEMA, CROSSING)
+    matcher, output = reasoning(CROSSING).matcher(grammar.matcher()), grammar.matcher()
+    assert matcher.state_key() is None
+    write(matcher, "abc</think>")
+    assert matcher.state_key() is None
+    write(matcher, '\n\n{"a"')
+    write(output, '{"a"')
+    assert matcher.state_key() == output.state_key() is not None

@@ -376,3 +376,43 @@ def test_masks_over_a_real_tokenizer_are_those_of_our_own(name: BackendName, tok
 
 def test_our_own_backend_is_always_there() -> None:
     assert "fsm" in INSTALLED
+
+
+@on_every_case
+def test_equal_keys_mean_the_same_mask_and_the_same_from_there_on(
+    name: BackendName, kind: str, pattern: Any
+) -> None:
+    """Over all grammars: no other has such a key."""
+    known: dict[Any, tuple[CompiledGrammar, bytes, bytes, bool]] = {}
+    led: dict[tuple[Any, int], Any] = {}
+    repeated = 0
+    for grammar in (of(name, kind, pattern), compiled(name, kind, pattern)):
+        for seed in range(8):
+            matcher = grammar.matcher()
+            before: Any = None
+            for token_id in [*random_tokens(grammar, random.Random(seed)), None]:
+                key = matcher.state_key()
+                if key is None:
+                    assert name in ("xgrammar", "llguidance")
+                    continue
+                state = grammar, matcher.token_mask().tobytes(), matcher.forced_bytes(), matcher.is_finished()
+                repeated += key in known
+                assert known.setdefault(key, state) == state
+                if before is not None:
+                    assert led.setdefault(before, key) == key
+                if token_id is not None:
+                    matcher.accept_token(token_id)
+                    before = key, token_id
+    assert repeated or name in ("xgrammar", "llguidance")
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_finished_position_has_a_key_of_its_own(name: BackendName) -> None:
+    matcher = compiled(name, "choice", ["red"]).matcher()
+    for byte in b"red":
+        matcher.accept_token(byte)
+    before = matcher.state_key()
+    matcher.accept_token(END_IDS[0])
+    assert before is None or matcher.state_key() != before
+    matcher.rollback(1)
+    assert matcher.state_key() == before
