@@ -9,9 +9,10 @@ depends on it.
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean, median
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -30,8 +31,8 @@ from jfbatch.engine.transfer import on_device
 from jfbatch.engine.transitions import Transitions
 from jfbatch.engine.window import Window
 
-_KEPT = 0.9  # of an average, at each step
-_LEARNT_FROM = 4  # steps that must have been measured before any goes ahead
+_LAST = 9  # steps that medians are of
+_LEARNT_FROM = 3  # steps that must have been measured before any goes ahead
 _AGAIN = 64  # after so many steps with passes ahead one without, to measure how long it takes now
 _MOST_STATES = 1 << 16
 _PRIOR, _PRIOR_CHOICES = 0.7, 2.0  # how likely it is beforehand that a row goes on with its choice alone
@@ -96,39 +97,38 @@ class Habits:
         return (went_on + _PRIOR_CHOICES * self._share) / (made + _PRIOR_CHOICES)
 
 
-@dataclass
 class Clock:
-    """Moving averages over steps, in seconds: how busy host and device are.
+    """How long steps take, as medians of the last ones, in seconds.
 
-    host: a whole step, less waiting for the device. device: from a pass's launch to its choices, and waited:
-    the last part of that, in which the host waits, of steps that launched their pass themselves. saved: what
-    drafts saved in those, in steps of a row.
+    A step alone launches its pass and waits for the choices; in a step ahead the next pass is under way
+    before that, so that it takes as long as what is longer, the host's work or the device's.
     """
 
-    host: float = 0.0
-    device: float = 0.0
-    waited: float = 0.0
-    saved: float = 0.0
-    steps: int = 0
+    def __init__(self) -> None:
+        self._alone, self._device, self._host, self._saved = (deque[float](maxlen=_LAST) for _ in range(4))
 
-    def settle(self, seconds: float, waited: float, launched: float | None, saved: float) -> None:
-        """A step took this long; `launched` is how long ago its own pass was when the choices came."""
-        self.host = self._mean(self.host, seconds - waited)
-        if launched is not None:
-            self.device = self._mean(self.device, launched)
-            self.waited = self._mean(self.waited, waited)
-            self.saved = self._mean(self.saved, saved)
-            self.steps += 1
+    def alone(self, seconds: float, device: float, saved: float) -> None:
+        """A step alone; it waited for its choices until `device` after the launch.
 
-    def _mean(self, before: float, now: float) -> float:
-        return now if not self.steps else _KEPT * before + (1 - _KEPT) * min(now, 5 * before or now)
+        saved: what drafts saved in it, in steps of a row.
+        """
+        self._alone.append(seconds)
+        self._device.append(device)
+        self._saved.append(saved)
+        if self._host:  # what was measured ahead grows old
+            self._host.popleft()
+
+    def ahead(self, host: float) -> None:
+        """A step ahead, less waiting."""
+        self._host.append(host)
 
     def pays(self, going_on: float) -> bool:
         """Whether rows come on faster with a pass ahead; this share of them goes on with what it computes."""
-        if self.steps < _LEARNT_FROM:
+        if len(self._alone) < _LEARNT_FROM:
             return False
-        together = self.host + self.waited
-        return going_on * together > (1 + self.saved) * max(self.host, self.device)
+        alone, device = median(self._alone), median(self._device)
+        host = median(self._host) if self._host else alone - device
+        return going_on * alone > (1 + fmean(self._saved)) * max(host, device)
 
 
 class Ahead:
@@ -153,21 +153,30 @@ class Ahead:
         self._under_way: Pass | None = None
         self.late: dict[Row, int] = {}  # the rows that go ahead in it -> where their token is in the row
         self._began: float | None = None  # when the step began; None before the first
-        self._launched: float | None = None  # when the step launched its own pass, if it did
-        self._waited = self._saved = 0.0  # of the step
-        self._until_read: float | None = None
+        self._launched: float | None = None  # when it launched its own pass, if it did and waits for that
+        self._until_read: float | None = None  # how long ago that was when its choices came
+        self._took = False  # whether its pass was under way already
+        self._waited = self._saved = 0.0
 
     def take(self) -> Pass | None:
         """A step begins: the pass that is under way, to be decided on now."""
         if self.enabled:
-            now = time.perf_counter()
-            if self._launched is not None and self._until_read is not None:
-                self._streak = 0
-            if self._began is not None:
-                self.clock.settle(now - self._began, self._waited, self._until_read, self._saved)
-            self._began, self._launched, self._until_read, self._waited = now, None, None, 0.0
+            self._measure(time.perf_counter())
         taken, self._under_way, self.late = self._under_way, None, {}
+        self._took = taken is not None
         return taken
+
+    def _measure(self, now: float) -> None:
+        """The step that was running is over."""
+        if self._began is not None:
+            seconds = now - self._began
+            if self._until_read is not None:
+                self.clock.alone(seconds, self._until_read, self._saved)
+                self._streak = 0
+            elif self._took and self._under_way is not None:
+                self.clock.ahead(seconds - self._waited)
+        self._began, self._launched, self._until_read = now, None, None
+        self._waited = self._saved = 0.0
 
     def launching(self) -> None:
         """The step launches its own pass."""
@@ -190,7 +199,7 @@ class Ahead:
         self.late = {
             part.sequence: part.segment.start for part in under_way.planned if part.sequence in under_way.late
         }
-        self._launched = None  # the step's own pass, if it had one, is no longer waited for alone
+        self._launched = None
         self._statistics.rows_ahead += len(under_way.late)
         if foresight is not None and isinstance(self._chooser, DeviceChooser):
             positions = logits_positions(under_way.planned)
@@ -243,7 +252,7 @@ class Ahead:
         choices = chosen.fetch()
         now = time.perf_counter()
         self._waited += now - started
-        if self._launched is not None and self._until_read is None:  # else it was ahead, or has been read
+        if self._launched is not None and self._until_read is None:
             self._until_read = now - self._launched
         return choices
 

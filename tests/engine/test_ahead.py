@@ -289,17 +289,25 @@ def test_nothing_goes_ahead_on_a_cpu_unless_it_is_asked_for() -> None:
 
 def test_a_pass_ahead_pays_where_the_host_has_as_much_to_do_as_the_device() -> None:
     clock = Clock()
-    for _ in range(10):
-        clock.settle(seconds=2e-3, waited=1e-3, launched=1e-3, saved=0.0)
+    clock.alone(seconds=1.0, device=0.9, saved=0.0)  # the first one loads things
+    assert not clock.pays(1.0)
+    for _ in range(9):
+        clock.alone(seconds=2e-3, device=1e-3, saved=0.0)
     assert clock.pays(0.9)
     assert not clock.pays(0.4)
-    for _ in range(100):  # drafts that save every other step of a row would be missed
-        clock.settle(seconds=2e-3, waited=1e-3, launched=1e-3, saved=1.0)
+    for _ in range(9):  # drafts that save every other step of a row would be missed
+        clock.alone(seconds=2e-3, device=1e-3, saved=1.0)
     assert not clock.pays(0.9)
-    busy = Clock()
-    for _ in range(10):
-        busy.settle(seconds=2e-3, waited=0.0, launched=1e-3, saved=0.0)
-    assert not busy.pays(1.0)  # the host is never idle: there is nothing to gain
+
+
+def test_a_pass_ahead_does_not_pay_where_launching_it_is_the_hosts_work() -> None:
+    clock = Clock()
+    for _ in range(9):
+        clock.alone(seconds=2e-3, device=1.5e-3, saved=0.0)
+    assert clock.pays(0.95)
+    for _ in range(9):
+        clock.ahead(2e-3)  # the host was busy all the time: launches take it long
+    assert not clock.pays(0.95)
 
 
 def test_habits_are_kept_by_state() -> None:
