@@ -67,13 +67,13 @@ class Clock:
 
 
 def equal_to_the_cpu(device: torch.device, directory: Path) -> tuple[int, int]:
-    """(rows whose text is the CPU engine's, rows) on the tiny model in float32, jumps and drafts included."""
+    """(rows whose text is the CPU engine's, rows) on the tiny model in float32, with jumps and drafts; ahead."""
     save_tiny_model(directory / "model")
     write_input(directory / "checked.jsonl", _CHECKED_ROWS, 3)
     texts = []
-    for name in ("cpu", str(device)):
+    for name, ahead in (("cpu", False), (str(device), True)):
         bench = Bench(load_model(str(directory / "model"), name, "f32"), torch.float32)
-        settings = EngineConfig(batch_size=16, context_length=bench.loaded.context_length)
+        settings = EngineConfig(batch_size=16, context_length=bench.loaded.context_length, ahead=ahead)
         texts.append(bench.run_file(directory / "checked.jsonl", settings, _CHECKED_ROWS, 60).texts)
     return sum(ours == theirs for ours, theirs in zip(*texts, strict=True)), _CHECKED_ROWS
 
