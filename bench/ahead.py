@@ -1,8 +1,8 @@
 """`python -m bench.ahead`: what going ahead gains beside a device whose passes take a given time.
 
-Without a GPU: the passes of a made-up model cost nothing here and are "done" when a device that worked through
-them one after another would be, and reading its choices waits for that. The host's work is the real one, over
-a small vocabulary. So this shows what the schedule is worth, not what a GPU does.
+Without a GPU: the passes of a made-up model cost nothing here and are "done" when a device that worked
+through them one after another would be, and reading its choices waits for that. The host's work is the real
+one, over a small vocabulary. So this shows what the schedule is worth, not what a GPU does.
 """
 
 from __future__ import annotations
