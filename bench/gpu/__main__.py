@@ -67,7 +67,7 @@ class Clock:
 
 
 def equal_to_the_cpu(device: torch.device, directory: Path) -> tuple[int, int]:
-    """(rows whose text is the CPU engine's, rows) on the tiny model in float32: jumps, drafts, going ahead."""
+    """(rows whose text is the CPU engine's, rows) on the tiny model in float32: jumps, drafts, ahead."""
     save_tiny_model(directory / "model")
     write_input(directory / "checked.jsonl", _CHECKED_ROWS, 3)
     texts = []
