@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from bench import workload
 from jfbatch.decoding import ModelTokenization, vocabulary_of
 from jfbatch.engine.configuration import EngineStatistics
 from jfbatch.engine.engine import Engine, EngineConfig
+from jfbatch.engine.graphs import StepCounts
 from jfbatch.engine.model import LoadedModel, load_model
 from jfbatch.engine.runner import LateTokens, Runner, Segment
 from jfbatch.engine.sequence import Completion
@@ -76,6 +77,7 @@ class Measured:
     row_steps: int  # steps that rows took part in, from the one that gave their first token
     valid: int
     statistics: EngineStatistics
+    counts: StepCounts
     steps: list[Step] = field(default_factory=list)
 
     @property
@@ -130,19 +132,20 @@ class _TimedEngine(Engine):
         started = time.perf_counter()
         logits = self._run(segments) if late is None else self._run(segments, late)
         forward_seconds = time.perf_counter() - started
-        slots = 1 + max(segment.slot for segment in segments)
-        self._launched.append((segments, slots, self.runner.pool.length, forward_seconds))
+        self._launched.append((segments, *self.runner.attended(segments), forward_seconds))
         return logits
 
 
 class Bench:
     """A loaded model and its runner, for any number of runs with other settings."""
 
-    def __init__(self, loaded: LoadedModel, kv_dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self, loaded: LoadedModel, kv_dtype: torch.dtype | None = None, static: bool | None = None
+    ) -> None:
         self.loaded = loaded
         self.vocabulary = vocabulary_of(loaded)
         self.dtype: torch.dtype = loaded.model.dtype
-        self.runner = Runner(loaded.model, kv_dtype)
+        self.runner = Runner(loaded.model, kv_dtype, static=static)
         self.warm_up()
 
     @staticmethod
@@ -172,6 +175,7 @@ class Bench:
     ) -> Measured:
         """Run the rows of a file; `pattern` is for those that bring none."""
         started, cpu = time.perf_counter(), cpu_seconds()
+        before = replace(self.runner.counts)
         engine = _TimedEngine(self.runner, ModelTokenization(self.loaded, self.vocabulary), settings, span)
         texts = [""] * rows
         valid = tokens = row_steps = 0
@@ -197,7 +201,10 @@ class Bench:
             seconds, cpu = time.perf_counter() - started, cpu_seconds() - cpu
         finally:
             engine.close()
-        return Measured(texts, seconds, cpu, tokens, row_steps, valid, engine.statistics, engine.steps)
+        counts = self.runner.counts.since(before)
+        return Measured(
+            texts, seconds, cpu, tokens, row_steps, valid, engine.statistics, counts, engine.steps
+        )
 
     def _renderer(self) -> PromptRenderer:
         tokenizer: Any = self.loaded.tokenizer

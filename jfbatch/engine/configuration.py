@@ -16,16 +16,16 @@ class EngineConfig:
     """How the engine runs.
 
     batch_size: most rows decoded together. kv_memory: bytes for K and V. prefill_chunk: most prompt
-    tokens per step. context_length: most tokens, prompt and output, of one row. jump: let the
-    grammar's forced bytes become tokens. drafts: let the next step verify likely tokens.
-    repetition_stop: end outputs that go round in circles. look_ahead: rows that wait, sorted, beyond
-    those that run. ahead: launch a pass before the choices that it goes on with are read (ahead.py);
+    tokens per step; None: what suits the runner. context_length: most tokens, prompt and output, of one
+    row. jump: let the grammar's forced bytes become tokens. drafts: let the next step verify likely
+    tokens. repetition_stop: end outputs that go round in circles. look_ahead: rows that wait, sorted,
+    beyond those that run. ahead: launch a pass before the choices that it goes on with are read (ahead.py);
     None: on a device of its own, where it pays.
     """
 
     batch_size: int = 64
     kv_memory: int = 4 << 30
-    prefill_chunk: int = 256
+    prefill_chunk: int | None = None
     context_length: int = 2048
     jump: bool = True
     drafts: bool = True
@@ -37,7 +37,7 @@ class EngineConfig:
 
 @dataclass
 class EngineStatistics:
-    """What a run did. Seconds are wall time; a mixed step's time is split by its tokens.
+    """What a run did. Seconds are those of computing steps; a mixed step's are split by its tokens.
 
     rows_ahead: parts of passes that were launched before the token they compute was read; rows_in_vain:
     those of them whose logits decided nothing; chosen_early: those whose next token the device chose without
@@ -57,8 +57,11 @@ class EngineStatistics:
     rows_in_vain: int = 0
     chosen_early: int = 0
 
-    def account(self, planned: Iterable[Planned], late: Collection[Sequence], seconds: float) -> None:
-        """A pass over these tokens took so long; the rows know it too, but for the `late` ones among them."""
+    def account(self, planned: Iterable[Planned], late: Collection[Sequence]) -> tuple[int, int]:
+        """How many tokens of prompts and of outputs a pass computes.
+
+        The rows hear of theirs, but for the `late` ones among them.
+        """
         self.forward_passes += 1
         prefill = decode = 0
         for part in planned:
@@ -74,5 +77,9 @@ class EngineStatistics:
             if part.decides or sequence.sampled_tokens:
                 sequence.forward_passes += 1
             self.drafted_tokens += max(len(part.segment.logits) - 1, 0)
+        return prefill, decode
+
+    def add_time(self, seconds: float, prefill: int, decode: int) -> None:
+        """A step of so many tokens of prompts and of outputs took this long."""
         self.prefill_seconds += seconds * prefill / (prefill + decode)
         self.decode_seconds += seconds * decode / (prefill + decode)

@@ -9,7 +9,6 @@ pass may begin before the choices are read (ahead.py).
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -26,13 +25,15 @@ from jfbatch.engine.configuration import EngineConfig, EngineStatistics
 from jfbatch.engine.device_choice import DeviceChooser
 from jfbatch.engine.drafts import LONGEST, Drafter
 from jfbatch.engine.jump import Jumper
+from jfbatch.engine.memory import is_out_of_memory
 from jfbatch.engine.pace import Pace
 from jfbatch.engine.repetition import REPETITION, is_repeating
 from jfbatch.engine.retokenize import Retokenizer, Tokenization
-from jfbatch.engine.runner import Runner, is_out_of_memory
+from jfbatch.engine.runner import Runner
 from jfbatch.engine.sampler import Choices, Chooser, Chosen, HostChooser
 from jfbatch.engine.scheduler import Planned, Scheduler
 from jfbatch.engine.sequence import Completion, Reason, Request, Sequence
+from jfbatch.engine.step_times import StepTimes, marks_of
 from jfbatch.engine.watching import Span, watched
 from jfbatch.engine.window import Window, still_open, windows_of
 from jfbatch.errors import GrammarError, JfbatchError
@@ -77,8 +78,10 @@ class Engine:
         self._jump = watched(self.span, "jump", self._jumper.jump)
         self._drafter = Drafter(self.tokenization, retokenizer, LONGEST if self.config.drafts else 0)
         self._pace = Pace(self.runner.device, self.runner.logits_share)
+        self._times = StepTimes(marks_of(self.runner.device))
+        config, runner = self.config, self.runner
         self._scheduler = Scheduler(
-            self.runner.pool, self.config.batch_size, self.config.prefill_chunk, self.config.kv_memory
+            runner.pool, config.batch_size, config.prefill_chunk, config.kv_memory, runner.steady
         )
         self._ahead = self._make_ahead()
         self._finished: list[Completion] = []
@@ -109,12 +112,13 @@ class Engine:
                 with self.span("step"):
                     self.step()
             elif source.exhausted():
-                yield from self._hand_over()
-                return
+                break
             elif not self._finished:
                 with self.span("wait"):
                     source.wait(_IDLE_SECONDS)
             yield from self._hand_over()
+        self._times.settle(wait=True)
+        yield from self._hand_over()
 
     @torch.inference_mode()
     def step(self) -> None:
@@ -137,6 +141,7 @@ class Engine:
         while undecided := still_open(undecided):
             self._decide(undecided, current)
         self._settle(windows)
+        self._times.settle()
         self._give_up_on_a_standstill()
         with self.span("retire"):
             self._retire()
@@ -244,7 +249,7 @@ class Engine:
         return self._launch(self._scheduler.plan, {}, None)
 
     def _go_ahead(
-        self, undecided: list[Window], windows: list[Window], chosen: Chosen, current: Pass
+        self, undecided: list[Window], windows: list[Window], chosen: Chosen
     ) -> Mapping[Sequence, int]:
         """Launch the next pass, if that pays.
 
@@ -253,8 +258,6 @@ class Engine:
         late = self._ahead.rows(windows) if not self._scheduler.is_sparse else {}
         if not late:
             return late
-        if not all(window.is_last for window in windows):
-            current.logits = current.logits.clone()  # the next pass may overwrite them
         sitting_out = {window.sequence for window in undecided}
         foresight = self._ahead.foresee(late, chosen)
         launched = self._launch(partial(self._scheduler.plan, sitting_out, late), late, chosen)
@@ -271,16 +274,19 @@ class Engine:
 
     def _forward(self, planned: list[Planned], late: Mapping[Sequence, int], chosen: Chosen | None) -> Tensor:
         """The pass's logits."""
-        started = time.perf_counter()
         segments = [part.segment for part in planned]
-        if chosen is None:
-            logits = self.runner.forward(segments)
-        else:
-            logits = self.runner.forward(segments, late_tokens(planned, late, chosen.token_ids))
-        seconds = time.perf_counter() - started
-        self.statistics.account(planned, late, seconds)
-        self._pace.observe(sum(len(part.segment.token_ids) for part in planned), len(logits), seconds)
+        tokens = late_tokens(planned, late, chosen.token_ids) if chosen is not None else None
+        with self._times.measured() as marks:
+            logits = self.runner.forward(segments, tokens) if tokens else self.runner.forward(segments)
+        prefill, decode = self.statistics.account(planned, late)
+        observe = partial(self._observe, prefill, decode, len(logits), self.runner.typical)
+        self._times.tell(marks, observe)
         return logits
+
+    def _observe(self, prefill: int, decode: int, logits: int, typical: bool, seconds: float) -> None:
+        """A step of so many tokens of prompts and outputs took this long."""
+        self.statistics.add_time(seconds, prefill, decode)
+        self._pace.observe(prefill + decode, logits, seconds, typical)
 
     def _start_again_smaller(self) -> None:
         """Memory ran out: half as many rows at a time, and the running ones start again."""
@@ -288,8 +294,7 @@ class Engine:
         evicted = [row for row in self._scheduler.evict_all() if row not in self._retiring]
         self._retiring.clear()
         self.statistics.out_of_memory += 1
-        if self.runner.device.type == "cuda":
-            torch.cuda.empty_cache()
+        self.runner.give_back()
         if len(evicted) == 1:
             key = evicted[0].request.key
             if key in self._ran_out_alone:
@@ -322,7 +327,7 @@ class Engine:
         with self.span("choose"):
             chosen = self._ahead.choose(current, windows, masks, rows)
         with self.span("ahead"):
-            late = self._go_ahead(undecided, windows, chosen, current)
+            late = self._go_ahead(undecided, windows, chosen)
         with self.span("choose"):
             choices = self._ahead.read(chosen)
         with self.span("accept"):

@@ -136,14 +136,18 @@ class LeadingPool(SlotPool):
 
 
 class LeadingRunner(Runner):
-    """A runner whose steps the followers repeat. What goes wrong in one process ends the run in all."""
+    """A runner whose steps the followers repeat. What goes wrong in one process ends the run in all.
+
+    Its steps are not replayed as graphs: one that could not be recorded everywhere would leave the others
+    waiting.
+    """
 
     pool_type = LeadingPool
     takes_late_tokens = False  # the followers would have to hear of them
 
     def __init__(self, model: Any, kv_dtype: torch.dtype | None) -> None:
         self.channel: Channel | None = None  # while the model is proved, all processes do the same anyway
-        super().__init__(model, kv_dtype, pack=False)
+        super().__init__(model, kv_dtype, pack=False, static=False)
 
     def lead(self, channel: Channel) -> None:
         """From now on followers hear of everything."""
@@ -152,9 +156,9 @@ class LeadingRunner(Runner):
 
     def forward(self, segments: Sequence[Segment], late: LateTokens | None = None) -> Tensor:
         """See Runner. Raises ModelError for whatever goes wrong: the others wait in the middle of a step."""
-        assert late is None
         if self.channel is None:
-            return super().forward(segments)
+            return super().forward(segments, late)
+        assert late is None, "the followers could not know them"
         try:
             self.channel.send(_FORWARD, *encode(segments))
             return super().forward(segments)
@@ -169,7 +173,7 @@ class LeadingRunner(Runner):
 @torch.inference_mode()
 def follow(order: TensorParallelOrder) -> None:
     """Repeat what the leader announces, until it says that this is the end."""
-    runner = Runner(order.load().model, KV_DTYPES[order.kv_dtype], pack=False)
+    runner = Runner(order.load().model, KV_DTYPES[order.kv_dtype], pack=False, static=False)
     channel = Channel()
     changes: dict[int, Callable[..., None]] = {
         _RESIZE: runner.pool.resize,
