@@ -65,7 +65,7 @@ class Device:
 class MadeUpRunner:
     """Stands for a Runner: the next token depends on the last one, by a fixed table."""
 
-    device, logits_share, takes_late_tokens = CPU, 0.3, True
+    device, logits_share, takes_late_tokens, steady, typical = CPU, 0.3, True, False, True
 
     def __init__(self, vocabulary_size: int, device: Device) -> None:
         self.vocabulary_size = vocabulary_size
