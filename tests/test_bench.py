@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench import workload
+from bench import ahead, workload
 from bench.decoding import Bench
 from bench.hardware import Hardware, Shape, Work, _interpolated
 from bench.peers.__main__ import Contestant, contestants, medians_of, table
@@ -110,3 +110,11 @@ def test_an_outcome_survives_its_file(tmp_path: Path) -> None:
     measured.write(tmp_path / "outcome.json")
     assert Outcome.read(tmp_path / "outcome.json") == measured
     assert measured.seconds > 0 and measured.cpu_seconds >= 0
+
+
+def test_beside_a_device_of_its_own_the_host_goes_ahead_and_writes_the_same() -> None:
+    grammar = ahead.schema_grammar()
+    _, alone, expected = ahead.run(grammar, ahead.Device(1e-4), False, True, 12)
+    _, engine, outputs = ahead.run(grammar, ahead.Device(1e-4), True, True, 12)
+    assert outputs == expected and len(outputs) == 12
+    assert engine.statistics.rows_ahead > 100 and alone.statistics.rows_ahead == 0
