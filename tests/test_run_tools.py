@@ -223,3 +223,20 @@ def test_check_looks_at_tools(job: Job, capsys: pytest.CaptureFixture[str]) -> N
     assert invoke("check", job.input, *flags, "--max-tokens", "3") == 1
     assert invoke("run", job.input, "-o", job.output, *flags, "--tool-format", "x") == 2
     assert "--tool-format" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("choice", [None, "required"])
+def test_tools_that_a_raw_prompt_does_not_tell_of_are_refused(job: Job, choice: str | None) -> None:
+    tools = {"tools": TOOLS, "tool_choice": choice}
+    rows: list[dict[str, Any]] = [
+        {"prompt": "How is the weather?", **tools},
+        {"prompt": "You may call now() and forecast(city, days). How is the weather?", **tools},
+        {"prompt": "How is the weather?", "tools": TOOLS, "tool_choice": NAMED},
+        {"prompt": "How is the weather?", "tools": TOOLS, "tool_choice": "none"},
+    ]
+    first, *others = job.run(rows, "--raw", "--max-tokens", "70", code=1)
+    assert first["status"] == "invalid_input"
+    assert "with --raw the model sees the prompt alone" in first["error"] and "forecast" in first["error"]
+    assert {row["status"] for row in others} <= {"ok", "shortened"}
+    assert [call["name"] for call in others[1]["tool_calls"]] == ["forecast"]
+    assert invoke("check", job.input, "--model", job.model, "--raw") == 1
