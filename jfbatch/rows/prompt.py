@@ -142,7 +142,7 @@ def _raw_prompt(row: Row) -> str:
         if names and not any(name in row.prompt for name in names):
             raise RowProblem(
                 "with --raw the model sees the prompt alone, which names none of the tools "
-                f"({', '.join(names)[:100]}): tell of them there, name one as tool_choice, or leave out --raw",
+                f"({', '.join(names)[:100]}): tell of them there, name one as tool_choice, or drop --raw",
                 "tools",
             )
     return row.prompt
