@@ -191,7 +191,7 @@ def tools_of(pattern: Pattern) -> tuple[Any, ...]:
 
 
 def names_left_to_the_model(pattern: Pattern) -> list[str]:
-    """The tools of a "tools" pattern that the model chooses from; none where the row names the one to call."""
+    """The tools of a "tools" pattern that the model chooses from; none where the row names one to call."""
     spec = json.loads(pattern.text)
     named = isinstance(spec["choice"], dict)
     return [] if named else [tool["function"]["name"] for tool in spec["tools"]]
