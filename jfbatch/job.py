@@ -36,11 +36,13 @@ from jfbatch.report.trace import Profile
 from jfbatch.rows.columns import Columns
 from jfbatch.rows.job_description import JobDescription
 from jfbatch.rows.json_text import unique_keys
+from jfbatch.rows.output_path import check_output, followed
 from jfbatch.rows.reader import ReaderOptions, check_inputs, read_rows
 from jfbatch.rows.reasoning import reasoning_end
 from jfbatch.rows.row import Pattern, Row
 from jfbatch.rows.shard import Shard, rows_of
 from jfbatch.rows.store import Store
+from jfbatch.rows.tables import format_by_name
 from jfbatch.rows.tools import tool_format
 from jfbatch.rows.validate import validator
 from jfbatch.signals import Signals
@@ -120,7 +122,7 @@ def write_summary(
 
 @dataclass(frozen=True)
 class Plan:
-    """What was checked before anything started."""
+    """What was checked before anything started. `output` is where a link that was named leads to."""
 
     output: Path
     reader: ReaderOptions
@@ -132,6 +134,8 @@ def check(config: RunConfig) -> Plan:
     """Look at everything that can be wrong without loading a model. Raises UsageError or ModelError."""
     if config.output is None:
         raise UsageError("no output: say where the table goes with -o TABLE.parquet")
+    check_output(config.output)
+    output = followed(config.output)
     check_settings(config)
     besides = files_besides(config)
     pattern = default_pattern(config)
@@ -146,16 +150,16 @@ def check(config: RunConfig) -> Plan:
         duplicate_ids=config.duplicate_ids,
         open_objects=config.objects == "open",
         exclude=(
-            *(f"{config.output}{suffix}" for suffix in ("", ".parts", ".journal", ".shards")),
+            *(f"{output}{suffix}" for suffix in ("", ".parts", ".journal", ".shards")),
             *map(str, besides.values()),
         ),
     )
     shard = Shard.parse(config.shard, config.shard_by) if config.shard else None
     if shard is not None and "-" in config.inputs:
         raise UsageError("--shard: standard input cannot be read by several shards: name a file")
-    check_distinct((*config.inputs, *check_inputs(config.inputs, reader)), {"-o": config.output, **besides})
+    check_distinct((*config.inputs, *check_inputs(config.inputs, reader)), {"-o": output, **besides})
     check_model_name(config.model)
-    return Plan(config.output, reader, pattern, shard)
+    return Plan(output, reader, pattern, shard)
 
 
 def files_besides(config: RunConfig) -> dict[str, Path]:
@@ -326,7 +330,7 @@ def open_store(config: RunConfig, plan: Plan) -> Store:
         "reasoning-end": config.reasoning_end,
         "max-reasoning-tokens": str(config.max_reasoning_tokens),
     }
-    output_format = None if config.output_format == "auto" else config.output_format
+    output_format = format_by_name(config.output or plan.output, config.output_format)
     description = JobDescription(
         config.inputs,
         plan.reader,

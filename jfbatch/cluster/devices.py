@@ -26,6 +26,7 @@ from jfbatch.errors import InputError, JfbatchError, UsageError
 from jfbatch.report.progress import Progress, progress_text
 from jfbatch.report.statistics import GOOD_STATUSES, RunStatistics, summed
 from jfbatch.report.summary import print_summary
+from jfbatch.rows.output_path import followed
 from jfbatch.rows.shard import Shard
 from jfbatch.rows.shard_directories import begun_shards
 from jfbatch.signals import Signals
@@ -114,7 +115,7 @@ def shards_for(config: RunConfig, whole: Shard, devices: int) -> tuple[Shard, ..
     """The shards to run: one for each device, or as many as an earlier start on other devices began."""
     pieces = devices
     assert config.output is not None
-    begun = begun_shards(config.output)
+    begun = begun_shards(followed(config.output))
     if begun and begun[0].shard.count % whole.count == 0:
         pieces = begun[0].shard.count // whole.count
     return whole.parts(pieces)

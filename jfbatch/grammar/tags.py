@@ -60,8 +60,8 @@ def tags_to_rules(
     errors; `triggers` the texts that free text cannot hold but at the start of a tag, none inside another;
     every begin starts with a trigger. `text` says whether free text may stand around the tags: if not,
     they follow each other with `between` in between. `least` and `most` (null: any) bound their number.
-    `absent_bytes` cannot be written; the other options are those of schemas. Raises UnsupportedSchema, whose path begins with a tag's place, and
-    InvalidGrammar.
+    `absent_bytes` cannot be written; the other options are a schema's. Raises UnsupportedSchema, whose path
+    begins with a tag's place, and InvalidGrammar.
     """
     spec = json.loads(text)
     rules: dict[str, Expression] = {}

@@ -26,6 +26,7 @@ from jfbatch.rows.columns import Columns
 from jfbatch.rows.durable import OutputLock, output_errors, rename
 from jfbatch.rows.finished import FinishedRows, Found, short_content
 from jfbatch.rows.journal import Journal, read_header, read_journal_records, table_identity
+from jfbatch.rows.output_path import check_output
 from jfbatch.rows.parts import (
     FORMAT_VERSION,
     WAITING_JOURNAL,
@@ -121,8 +122,7 @@ class Store:
         self._base: Journal | None = None
         self._broken = False
         self.has_reasoning = False  # whether any result says what the model thought
-        if output.is_dir():
-            raise UsageError(f"{output} is a directory: name a file to write")
+        check_output(output)
         self._lock = self._lock_output(overwrite)
         try:
             self._open(overwrite)
