@@ -31,9 +31,8 @@ from jfbatch.rows.parts import (
     FORMAT_VERSION,
     WAITING_JOURNAL,
     PartDirectory,
-    has_values,
     part_name,
-    read_records,
+    read_content,
 )
 from jfbatch.rows.result import STATUSES, VALUE_STATUSES, RowResult, part_table
 from jfbatch.rows.row import Row, digest
@@ -211,12 +210,10 @@ class Store:
 
     def _load_parts(self, paths: list[Path], into: FinishedRows) -> None:
         for path in paths:
-            found = read_records(path)
-            has_reasoning = None if found is None else self.has_reasoning or has_values(path, "reasoning")
-            if found is not None and has_reasoning is not None:
-                records, size = found
-                self.has_reasoning = has_reasoning
-                into.add(records, self._files.add(path, len(records), size))
+            content = read_content(path)
+            if content is not None:
+                self.has_reasoning |= content.has_reasoning
+                into.add(content.records, self._files.add(path, len(content.records), content.bytes))
 
     # --- while rows run ------------------------------------------------------------------------------
 
