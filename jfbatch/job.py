@@ -81,7 +81,9 @@ def run_plan(config: RunConfig, plan: Plan, surroundings: Surroundings, span: Sp
         signals = stack.enter_context(Signals(config.grace, outcomes.status_line, surroundings.forced_end))
         rows = outcomes.still_to_run(wanted_rows(config, plan, progress))
         damage = decode(config, rows, outcomes, signals, span)
-        if signals.received or outcomes.too_many_failures:
+        # A table takes time to write, so a signal is obeyed before; a shard has only to say that it is done.
+        ends = outcomes.is_complete and (plan.shard is not None or not signals.received)
+        if (signals.received or outcomes.too_many_failures) and not ends:
             store.commit()
             code = signals.exit_code or 1
             progress.end(outcomes.statistics())

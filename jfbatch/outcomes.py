@@ -58,6 +58,7 @@ class Outcomes:
         self.counts: Counter[str] = Counter()
         self.rows_kept = 0
         self.rows_total: int | None = None
+        self.all_read = False  # the whole input, without damage
         self.prompt_tokens = 0
         self.started = time.monotonic()
         self.engine: EngineStatistics | None = None  # there is none before the model is loaded
@@ -90,6 +91,7 @@ class Outcomes:
                     self.reject(row, "invalid_input", row.error)
                 else:
                     yield row
+            self.all_read = True
         finally:
             self.rows_total = read
 
@@ -175,6 +177,11 @@ class Outcomes:
     @property
     def rows_done(self) -> int:
         return self.rows_kept + sum(self.counts.values())
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every row of the input has its outcome."""
+        return self.all_read and self.rows_done == self.rows_total
 
     @property
     def too_many_failures(self) -> bool:

@@ -494,6 +494,21 @@ def test_max_failures_ends_the_run_and_the_same_command_continues(
     assert [row["status"] for row in rows] == ["failed" if n % 3 == 0 else "ok" for n in range(150)]
 
 
+@pytest.mark.parametrize("count", [5, 70])
+@pytest.mark.parametrize(
+    "bad", [{"prompt": 7}, {"prompt": "x", "regex": "longer than a token", "max_tokens": 1}]
+)
+def test_a_last_row_that_is_one_failure_too_many_leaves_a_whole_table(
+    job: Job, count: int, bad: dict[str, Any]
+) -> None:
+    summary = job.directory / "summary.json"
+    flags = ("--max-failures", str(count), "--summary-json", summary)
+    rows = job.run([bad] * count, *flags, code=1)
+    assert len(rows) == count
+    document = json.loads(summary.read_text())
+    assert (document["exit_code"], document["finished"]) == (1, True)
+
+
 # -- what is said -------------------------------------------------------------------------------------------
 
 
