@@ -25,7 +25,7 @@ from jfbatch.rows.assembly import ResultFiles, unpack_table, write_table
 from jfbatch.rows.columns import Columns
 from jfbatch.rows.durable import OutputLock, output_errors, rename
 from jfbatch.rows.finished import FinishedRows, Found, short_content
-from jfbatch.rows.journal import Journal, read_header, read_journal_records, table_identity
+from jfbatch.rows.journal import Journal, numbering, read_header, read_journal_records, table_identity
 from jfbatch.rows.output_path import check_output
 from jfbatch.rows.parts import (
     FORMAT_VERSION,
@@ -319,22 +319,28 @@ class Store:
         if columns.keep != self._columns.keep:
             raise ValueError("the kept fields are fixed when the store is opened")
         sources, rows = np.array(self._sources, np.int32), np.array(self._rows, np.int32)
-        numbers = np.arange(len(sources))
+        numbers = np.arange(len(sources), dtype=np.int64)
         if partial:
             numbers = np.flatnonzero(sources != _MISSING)
             sources, rows = sources[numbers], rows[numbers]
         self._refuse_missing(int((sources == _MISSING).sum()))
         layout = f"{self._format}\n{columns.arrow_schema.to_string()}"
-        if self._base is not None and self._base.layout == layout and self._is_base(sources, rows):
+        kept = dict(zip(columns.keep, columns.kept_columns, strict=True))
+        header = Journal(
+            self._fingerprint,
+            self._format,
+            kept,
+            layout,
+            len(sources),
+            parts=self._next_number - 1,
+            further=columns.further,
+            numbers=numbering(numbers),
+        )
+        if self._base is not None and self._is_base(self._base, header, sources, rows):
             statuses = self._base.statuses
             self._end()
             return FinishedTable(self.output, len(sources), statuses, written=False)
         sources, rows = self._unpack_base(sources, rows)
-        kept = dict(zip(columns.keep, columns.kept_columns, strict=True))
-        parts = self._next_number - 1
-        header = Journal(
-            self._fingerprint, self._format, kept, layout, len(sources), parts, further=columns.further
-        )
         settings = TableSettings(
             columns, self._fingerprint, self._fingerprint.get("model", ""), self._created
         )
@@ -353,9 +359,10 @@ class Store:
         self._end()
         return FinishedTable(self.output, len(sources), header.statuses, written=True)
 
-    def _is_base(self, sources: NDArray[np.int32], rows: NDArray[np.int32]) -> bool:
+    @staticmethod
+    def _is_base(base: Journal, ours: Journal, sources: NDArray[np.int32], rows: NDArray[np.int32]) -> bool:
         """Whether the table lies there already: nothing added, changed, removed or moved."""
-        same = self._base is not None and len(sources) == self._base.rows
+        same = (base.rows, base.layout, base.numbers) == (ours.rows, ours.layout, ours.numbers)
         return same and bool((sources == _BASE).all()) and bool((rows == np.arange(len(rows))).all())
 
     def _unpack_base(
