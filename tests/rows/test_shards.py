@@ -528,3 +528,33 @@ def test_partial_merges_number_rows_by_the_input_as_it_is_now(tmp_path: Path) ->
         merged = merge_partly(now)
         assert 0 < len(merged) < 12
         assert merged == [(row["id"], n) for n, row in enumerate(now) if row["id"] in dict(merged)]
+
+
+def test_shards_overwrite_parts_of_a_run_without_shards(tmp_path: Path) -> None:
+    source, output = (
+        write_rows(tmp_path / "in.jsonl", [{"prompt": f"p{n}"} for n in range(12)]),
+        tmp_path / "o.parquet",
+    )
+    run(source, output, stop_after=6)
+    with pytest.raises(UsageError, match="begun without shards.*--overwrite"):
+        run_shard(source, output, "1/2")
+    other = {**SETTINGS, "temperature": "1"}
+    assert len(run_shards(source, output, 2, settings=other, overwrite=True)) == 12
+    assert not (tmp_path / "o.parquet.parts").exists()
+    assert run_shard(source, output, "1/2", settings=other) == []
+    assert merge(output) == 0
+    assert pq.read_table(output).num_rows == 12
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "o.parquet", "o.parquet.journal"]
+
+
+def test_shards_do_not_overwrite_a_run_that_is_still_at_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, output = (
+        write_rows(tmp_path / "in.jsonl", [{"prompt": "p"}, {"prompt": "q"}]),
+        tmp_path / "o.parquet",
+    )
+    monkeypatch.setattr("jfbatch.rows.shard_directories._SIBLING_SECONDS", 0.2)
+    run(source, output, stop_after=1, flush_rows=1)
+    with open_store(output), pytest.raises(UsageError, match="is being written by"):
+        run_shard(source, output, "1/2", settings={**SETTINGS, "temperature": "1"}, overwrite=True)
