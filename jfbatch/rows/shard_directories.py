@@ -96,7 +96,7 @@ def _has_parts(directory: PartDirectory) -> bool:
 
 
 def _discard_alone(output: Path, alone: PartDirectory) -> None:
-    """Removes the parts of a run without shards; several shards may be at it. Raises UsageError if it runs."""
+    """Removes parts of a run without shards; several shards may be at it. Raises UsageError if it runs."""
     latest = time.monotonic() + _SIBLING_SECONDS
     while _has_parts(alone):
         try:

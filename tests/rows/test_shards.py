@@ -536,7 +536,7 @@ def test_shards_overwrite_parts_of_a_run_without_shards(tmp_path: Path) -> None:
         tmp_path / "o.parquet",
     )
     run(source, output, stop_after=6)
-    with pytest.raises(UsageError, match="begun without shards.*--overwrite"):
+    with pytest.raises(UsageError, match=r"begun without shards.*--overwrite"):
         run_shard(source, output, "1/2")
     other = {**SETTINGS, "temperature": "1"}
     assert len(run_shards(source, output, 2, settings=other, overwrite=True)) == 12
