@@ -19,6 +19,7 @@ from typer.exceptions import TyperException
 
 from jfbatch import __version__, config
 from jfbatch.errors import InputError, JfbatchError, UsageError
+from jfbatch.signals import early_signals_kept
 
 app = typer.Typer(
     name="jfbatch",
@@ -91,6 +92,11 @@ def _run(config_file: Path | None, **flags: Any) -> int:
     from jfbatch.engine.model import prepare_environment
 
     prepare_environment()
+    with early_signals_kept():
+        return _start(settings)
+
+
+def _start(settings: config.RunConfig) -> int:
     # What is imported and loaded stays: looking for garbage among it takes a sixth of the time to the first
     # row. Decoding turns the collector on again, with all of that set apart.
     gc.disable()

@@ -361,6 +361,8 @@ def decode(
     config: RunConfig, rows: Iterator[Row], outcomes: Outcomes, signals: Signals, span: Span = nullcontext
 ) -> InputError | None:
     """Run what has no result yet; returns what was wrong with the input where it could not be read on."""
+    if signals.received:
+        return None
     try:
         first = next(rows, None)
     except InputError as error:
