@@ -126,6 +126,7 @@ class Checking:
         """Look at every row. Raises InputError where the input breaks off, after the rows before."""
         for row in rows:
             self.findings.rows += 1
+            self.findings.unheeded.update(row.unheeded)
             if row.error is not None:
                 self._fault(row, "invalid_input", row.error)
                 continue

@@ -65,6 +65,7 @@ class Outcomes:
         self.compiler = CompilerStatistics()
         self.reasoning_end: ReasoningEnd | None = None  # where the model thinks before its outputs
         self.calls_tools = False  # whether any row may
+        self.unheeded: Counter[str] = Counter()  # rows by the fields that have no effect (rows.unheeded)
         self._patterns: set[Pattern | None] = set()
         self._lock = threading.RLock()
 
@@ -83,6 +84,8 @@ class Outcomes:
                 if row.error is None and len(self._patterns) < 2:  # more say nothing new
                     self._patterns.add(row.pattern)
                 self.calls_tools |= row.pattern is not None and row.pattern.kind == "tools"
+                if row.unheeded:
+                    self._tell_unheeded(row)
                 with self._lock:
                     known = self.store.contains(row)
                 if known:
@@ -94,6 +97,12 @@ class Outcomes:
             self.all_read = True
         finally:
             self.rows_total = read
+
+    def _tell_unheeded(self, row: Row) -> None:
+        for name in row.unheeded:
+            if name not in self.unheeded:
+                self.progress.say(f"{name} has no effect here, though rows ask for it")
+        self.unheeded.update(row.unheeded)
 
     def shared_pattern_or(self, default: Pattern | None) -> Pattern | None:
         """The pattern that all valid rows have; None if they differ, `default` where there is no such row."""
@@ -222,6 +231,7 @@ class Outcomes:
             prefill_seconds=engine.prefill_seconds if engine else 0,
             decode_seconds=engine.decode_seconds if engine else 0,
             elapsed_seconds=time.monotonic() - self.started,
+            unheeded=dict(self.unheeded),
         )
 
     def all_good(self, final: Mapping[str, int]) -> bool:

@@ -60,13 +60,17 @@ class RowFinding:
 
 @dataclass
 class Findings:
-    """All that was found. `faults` has the first rows that would fail; `fault_counts` counts all of them."""
+    """All that was found. `faults` has the first rows that would fail; `fault_counts` counts all of them.
+
+    `unheeded` counts rows by the fields they ask for that have no effect.
+    """
 
     rows: int = 0
     patterns: list[PatternFinding] = field(default_factory=list)
     faults: list[RowFinding] = field(default_factory=list)
     fault_counts: Counter[str] = field(default_factory=Counter)
     damage: str | None = None
+    unheeded: Counter[str] = field(default_factory=Counter)
 
     @property
     def rows_failing(self) -> int:
@@ -82,6 +86,7 @@ class Findings:
             "failing": [asdict(fault) for fault in self.faults],
             "failing_left_out": self.rows_failing - len(self.faults),
             "damage": self.damage,
+            "without_effect": dict(self.unheeded),
         }
 
 
@@ -102,6 +107,10 @@ def print_findings(findings: Findings, console: Console | None = None) -> None:
             console.print(Text(f"pattern {number} (first at {pattern.first}) {remark}"), soft_wrap=True)
     if len(ranked) > len(shown):
         console.print(f"{len(ranked) - len(shown):,} more patterns; --json lists all of them")
+    for name, count in findings.unheeded.most_common():
+        console.print(
+            Text(f"warning: {name} has no effect here, though {count:,} rows ask for it"), soft_wrap=True
+        )
     for fault in findings.faults[:_SHOWN_FAULTS]:
         console.print(Text(f"{fault.status}: {fault.reason}"), soft_wrap=True)
     if (left := findings.rows_failing - len(findings.faults[:_SHOWN_FAULTS])) > 0:

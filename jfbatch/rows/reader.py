@@ -21,6 +21,8 @@ from jfbatch.rows.json_text import column_of_lone_surrogate, is_utf8, parse, pri
 from jfbatch.rows.prompt import read_messages
 from jfbatch.rows.row import Pattern, Row, RowProblem, digest
 from jfbatch.rows.sources import Record
+from jfbatch.rows.unheeded import FIELDS as UNHEEDED
+from jfbatch.rows.unheeded import unheeded
 
 MAXIMUM_TOKENS = 2**31 - 1
 _LINE_BITS = 40
@@ -110,7 +112,7 @@ class _RowReader:
         renamed = (options.prompt_column, options.schema_column, options.id_column)
         self.columns = [
             *dict.fromkeys(
-                [*_FIELDS, "id", "custom_id", "body", *constraint.FIELDS, *options.keep]
+                [*_FIELDS, "id", "custom_id", "body", *constraint.FIELDS, *UNHEEDED, *options.keep]
                 + [name for name in renamed if name]
             )
         ]
@@ -207,6 +209,8 @@ class _RowReader:
         values["temperature"] = _temperature(inner.get("temperature"))
         values["seed"] = _whole("seed", inner.get("seed"), -(2**63), 2**63 - 1)
         values["backend"] = constraint.read_backend(inner, not options.open_objects)
+        is_request = body is not None or messages is not None
+        values["unheeded"] = unheeded(inner, options.keep, is_request, values["temperature"])
         values["content"] = _content(values)
 
 
