@@ -137,6 +137,7 @@ _CHECKED = frozenset(
             "system",
             "raw",
             "tool_format",
+            "reasoning_end",
             "max_tokens",
         ),
     }

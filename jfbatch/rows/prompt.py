@@ -107,6 +107,10 @@ class PromptRenderer:
         ids: list[list[int]] = encoded["input_ids"]
         return ids
 
+    def count_tokens(self, text: str) -> int:
+        """How many tokens a text has that is an output, so without what a tokenizer adds around one."""
+        return len(self._tokenizer.encode(text, add_special_tokens=False))
+
     def render(self, rows: Sequence[Row]) -> list[Rendered | RowProblem]:
         """One result per row, in order: the rendered prompt, or what is wrong with that row."""
         texts: list[str | RowProblem] = []
