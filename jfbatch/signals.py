@@ -129,7 +129,8 @@ class Signals:
 
     def _stop_within(self, seconds: float, number: int) -> None:
         self.received = number
-        self._timer = threading.Timer(max(seconds, 0), self._end_by_force, (128 + number,))
+        seconds = min(max(seconds, 0), threading.TIMEOUT_MAX)
+        self._timer = threading.Timer(seconds, self._end_by_force, (128 + number,))
         self._timer.daemon = True
         self._timer.start()
         if self._stop is not None:

@@ -87,4 +87,7 @@ def test_what_is_no_file_is_not_replaced(job: Job, capsys: pytest.CaptureFixture
         flags = ["-o", output, *job.arguments(*REGEX)[4:], "--output-format", "jsonl"]
         assert invoke("run", job.input, *flags) == 2
         assert "not a regular file" in capsys.readouterr().err
+    for directory in (".", "/", job.directory):
+        assert invoke("merge", directory) == 2
+        assert "is a directory" in capsys.readouterr().err
     assert pipe.is_fifo() and job.output.is_symlink()

@@ -52,7 +52,7 @@ def test_when_its_grace_is_over_the_process_ends(
     assert time.monotonic() - started >= 0.5
 
 
-@pytest.mark.parametrize("stubborn", [60], indirect=True)
+@pytest.mark.parametrize("stubborn", [60, "inf"], indirect=True)
 def test_a_second_sigint_ends_the_process_at_once_and_a_second_sigterm_does_not(
     stubborn: subprocess.Popen[str],
 ) -> None:
@@ -63,6 +63,7 @@ def test_a_second_sigint_ends_the_process_at_once_and_a_second_sigterm_does_not(
         stubborn.wait(timeout=0.3)
     stubborn.send_signal(signal.SIGINT)
     assert stubborn.wait(timeout=30) == 130
+    assert stubborn.stderr is not None and stubborn.stderr.read() == ""
 
 
 @pytest.mark.parametrize("stubborn", [60], indirect=True)
