@@ -18,14 +18,13 @@ from pathlib import Path
 from jfbatch.config import RunConfig
 from jfbatch.engine.identity import model_identity
 from jfbatch.engine.model import check_model_name
-from jfbatch.errors import InputError, InvalidGrammar, Unsatisfiable, UsageError
+from jfbatch.errors import InputError, InvalidGrammar, NothingMatches, Unsatisfiable, UsageError
 from jfbatch.grammar.backends import BackendName, check_supported, open_backend, why_missing
 from jfbatch.grammar.backends.oracle import byte_vocabulary
 from jfbatch.grammar.compiler import candidates_of
 from jfbatch.grammar.deadline import deadline
 from jfbatch.grammar.ebnf import grammar_to_rules
-from jfbatch.grammar.grammar import compile_schema
-from jfbatch.grammar.regex import RAW_UTF8, regex_to_expression
+from jfbatch.grammar.grammar import Grammar, compile_schema
 from jfbatch.outcomes import Outcomes
 from jfbatch.report import summary
 from jfbatch.report.kernels import telling_of_compilation
@@ -35,7 +34,7 @@ from jfbatch.report.summary import print_summary
 from jfbatch.report.trace import Profile
 from jfbatch.rows.columns import Columns
 from jfbatch.rows.job_description import JobDescription
-from jfbatch.rows.json_text import unique_keys
+from jfbatch.rows.json_text import is_utf8, unique_keys
 from jfbatch.rows.output_path import check_output, followed
 from jfbatch.rows.reader import ReaderOptions, check_inputs, read_rows
 from jfbatch.rows.reasoning import reasoning_end
@@ -196,6 +195,11 @@ def check_settings(config: RunConfig) -> None:
         raise UsageError("--keep-parts is for one process: the parts of shards go once they are merged")
     if config.tensor_parallel > 1 and config.devices is not None:
         raise UsageError("give either --devices, for many rows at once, or --tensor-parallel")
+    names = (config.prompt_column, config.schema_column, config.id_column)
+    told = {"--regex": (config.regex,), "--choice": config.choice, "--system": (config.system,)}
+    for flag, texts in {**told, "--keep": config.keep, "a column's name": names}.items():
+        if not all(is_utf8(text) for text in texts if text is not None):
+            raise UsageError(f"{flag}: not UTF-8 text")
     tool_format(config.tool_format)
     reasoning_end(config.reasoning_end, "")
     if config.backend != "auto" and (reason := why_missing(config.backend)):
@@ -226,7 +230,7 @@ def check_pattern(config: RunConfig, pattern: Pattern) -> None:
             return
         except InvalidGrammar as error:
             refused.append(str(error))
-            if isinstance(error, Unsatisfiable):
+            if isinstance(error, Unsatisfiable | NothingMatches):
                 break  # no other engine can change that
         except RecursionError:  # the compiler's threads have the stack for it
             logger.debug("the pattern nests deep: it is checked when it is compiled")
@@ -255,7 +259,7 @@ def check_with(backend: BackendName, config: RunConfig, pattern: Pattern) -> Non
             integers=config.integers,
         )
     elif pattern.kind == "regex":
-        regex_to_expression(pattern.text, dialect="python", alphabet=RAW_UTF8)
+        Grammar.from_regex(pattern.text, byte_vocabulary())
     elif pattern.kind == "grammar":
         grammar_to_rules(pattern.text)
     if pattern.kind == "schema":
@@ -273,7 +277,7 @@ def read_schema(path: Path) -> object:
     except RecursionError:
         raise UsageError(f"{path}: nested too deep to be read") from None
     if not isinstance(schema, dict | bool):
-        raise UsageError(f"{path}: a JSON Schema is an object, not {type(schema).__name__}")
+        raise UsageError(f"{path}: a JSON Schema is an object, true or false, not {json.dumps(schema)[:40]}")
     return schema
 
 

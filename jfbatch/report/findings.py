@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from jfbatch.report.progress import LastingConsole
+
 Verdict = Literal["enforced", "checked", "refused"]
 
 _SHOWN_PATTERNS = 100
@@ -92,7 +94,7 @@ class Findings:
 
 def print_findings(findings: Findings, console: Console | None = None) -> None:
     """Print a table of the patterns, remarks on them, the rows that would fail, and one line on it all."""
-    console = console or Console(highlight=False)
+    console = console or LastingConsole(highlight=False)
     # Those with something to say come first; where all are fine, the order of the input stays.
     order = {"refused": 0, "checked": 1, "enforced": 2}
     ranked = sorted(

@@ -24,11 +24,15 @@ def followed(output: Path) -> Path:
 def check_output(output: Path) -> None:
     """Raises UsageError where no table can take this name."""
     # os.path, unlike pathlib, takes what cannot be asked for as what is not there: it is told on writing.
+    if "\0" in str(output):
+        raise UsageError("the output's name has a NUL in it, which no file's may have")
     if os.path.isdir(output):
         raise UsageError(f"{output} is a directory: name a file to write")
     if os.path.exists(output) and not os.path.isfile(output):
         raise UsageError(f"{output} is not a regular file, such as a table must be: name a file to write")
     target = followed(output)
+    if os.path.isdir(journal := target.with_name(target.name + _LONGEST_SUFFIX)):
+        raise UsageError(f"{journal} is a directory, and a file of that name lies beside a table: remove it")
     size, limit = len(os.fsencode(target.name)), _longest_name(target.parent)
     if size + len(_LONGEST_SUFFIX) > limit:
         raise UsageError(
