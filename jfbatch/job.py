@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -45,6 +47,9 @@ from jfbatch.rows.tables import format_by_name
 from jfbatch.rows.tools import tool_format
 from jfbatch.rows.validate import validator
 from jfbatch.signals import Signals
+
+_SIGNALS_SEEN_EVERY = 0.5  # seconds; their handlers run at once, and end nothing that waits
+_READER_SECONDS = 2.0  # in which a thread that reads comes to its next row
 
 logger = logging.getLogger(__name__)
 
@@ -365,10 +370,8 @@ def decode(
     config: RunConfig, rows: Iterator[Row], outcomes: Outcomes, signals: Signals, span: Span = nullcontext
 ) -> InputError | None:
     """Run what has no result yet; returns what was wrong with the input where it could not be read on."""
-    if signals.received:
-        return None
     try:
-        first = next(rows, None)
+        first = first_row(rows, outcomes, signals)
     except InputError as error:
         return error
     if first is None or signals.received:  # nothing to do: no model needed
@@ -377,6 +380,28 @@ def decode(
         from jfbatch import decoding  # here, because it brings torch and transformers
 
     return decoding.decode(config, chain([first], rows), outcomes, signals, span)
+
+
+def first_row(rows: Iterator[Row], outcomes: Outcomes, signals: Signals) -> Row | None:
+    """The first row to run; None where there is none, or a signal comes before it, as from a pipe, does."""
+    if signals.exit_code is not None:
+        return None
+    found: Future[Row | None] = Future()
+
+    def read() -> None:
+        try:
+            found.set_result(next(rows, None))
+        except BaseException as error:  # handed to the main thread, which alone hears of signals
+            found.set_exception(error)
+
+    reader = threading.Thread(target=read, name="jfbatch-first-row", daemon=True)
+    reader.start()
+    while not signals.received:
+        if wait([found], _SIGNALS_SEEN_EVERY).done:
+            return found.result()
+    outcomes.stopping = True
+    reader.join(_READER_SECONDS)  # one that waits for its input touches nothing of the run
+    return None
 
 
 def how_to_continue(config: RunConfig, outcomes: Outcomes) -> str:

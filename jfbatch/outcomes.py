@@ -59,6 +59,7 @@ class Outcomes:
         self.rows_kept = 0
         self.rows_total: int | None = None
         self.all_read = False  # the whole input, without damage
+        self.stopping = False  # nothing more is to be read
         self.prompt_tokens = 0
         self.started = time.monotonic()
         self.engine: EngineStatistics | None = None  # there is none before the model is loaded
@@ -80,6 +81,8 @@ class Outcomes:
         read = 0
         try:
             for row in rows:
+                if self.stopping:
+                    return
                 read += 1
                 if row.error is None and len(self._patterns) < 2:  # more say nothing new
                     self._patterns.add(row.pattern)

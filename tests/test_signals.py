@@ -132,3 +132,29 @@ def test_a_signal_that_no_run_takes_ends_the_process_after_a_while() -> None:
     )
     assert (done.returncode, done.stdout) == (143, "")
     assert "the same command starts again" in done.stderr
+
+
+@pytest.mark.parametrize("rows_before", [0, 2])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_run_that_waits_for_its_input_stops_soon(
+    tmp_path: Path, tiny_model: Path, number: signal.Signals, code: int, rows_before: int
+) -> None:
+    job = Job(tmp_path, tiny_model, tmp_path / "cache")
+    command = [sys.executable, "-m", "jfbatch", "run", "-", *job.arguments("--choice", "a,b")[2:]]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdin is not None and process.stderr is not None
+            process.stdin.write('{"prompt": "p"}\n' * rows_before)
+            process.stdin.flush()
+            wait_until(lambda: (job.parts / "settings.json").exists())
+            time.sleep(0.5)
+            started = time.monotonic()
+            process.send_signal(number)
+            told = process.stderr.read()
+            assert process.wait(timeout=60) == code, told
+        finally:
+            process.kill()
+    assert time.monotonic() - started < 15
+    assert "the same command continues" in told and "Traceback" not in told
