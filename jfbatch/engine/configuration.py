@@ -18,7 +18,7 @@ class EngineConfig:
 
     batch_size: int = 64
     kv_memory: int = 4 << 30
-    prefill_chunk: int = 256
+    prefill_chunk: int = 1024
     context_length: int = 2048
     jump: bool = True
     drafts: bool = True
