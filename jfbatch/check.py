@@ -28,8 +28,9 @@ from jfbatch.grammar.compiler import BackendChoice, Compiler, CompilerOptions
 from jfbatch.job import check_settings, default_pattern
 from jfbatch.report.findings import Findings, PatternFinding, RowFinding, print_findings
 from jfbatch.report.kernels import telling_of_compilation
-from jfbatch.rows.prompt import PromptRenderer
+from jfbatch.rows.prompt import PromptRenderer, chat_template
 from jfbatch.rows.reader import ReaderOptions, check_inputs, read_rows
+from jfbatch.rows.reasoning import ReasoningEnd, reasoning_end
 from jfbatch.rows.row import Pattern, Row, RowProblem
 from jfbatch.rows.tags import tag_set
 from jfbatch.rows.tools import PRESETS, as_tags, tool_format
@@ -120,12 +121,14 @@ class Checking:
         self._known: dict[tuple[Pattern, str | None], _Known] = {}
         self._model: ModelTokenizer | None = None
         self._renderer: PromptRenderer | None = None
+        self._end: ReasoningEnd | None = None
         self._tokens: dict[str, int] = {}  # of shortest texts, where they had to be counted
 
     def take(self, rows: Iterable[Row]) -> None:
         """Look at every row. Raises InputError where the input breaks off, after the rows before."""
         for row in rows:
             self.findings.rows += 1
+            self.findings.unheeded.update(row.unheeded)
             if row.error is not None:
                 self._fault(row, "invalid_input", row.error)
                 continue
@@ -157,9 +160,10 @@ class Checking:
         # No token is shorter than a byte: most rows need no tokenizing. (8: what a tokenizer adds itself.)
         size = len(text.encode("utf-8", "surrogatepass")) + 8
         limit = row.max_tokens or self._config.max_tokens
-        needed = len((known.shortest or "").encode())
+        shortest = known.shortest or ""
+        with_thinking = self._end_of_thinking(text) + shortest
         length = size
-        if size + needed > model.context_length:
+        if size + len(with_thinking.encode()) > model.context_length:
             (ids,) = renderer.token_ids([text])
             length = len(ids)
         if not text:
@@ -173,11 +177,18 @@ class Checking:
             self._fault(row, "unsupported_schema", f"{row.place}: {known.finding.reason}")
             return
         room = model.context_length - length
-        if needed > min(limit, room):
-            needed = self._count_tokens(known.shortest)
-        if needed > min(limit, room):
-            has = f"max_tokens is {limit}" if limit <= room else f"the prompt leaves {room} of the context"
-            self._fault(row, "failed", f"{row.place}: the shortest output needs {needed} tokens; {has}")
+        has = f"max_tokens is {limit}" if limit <= room else f"the prompt leaves {room} of the context"
+        # Thinking has tokens of its own, but room in the context it takes like any output.
+        for needed, most in ((shortest, limit), (with_thinking, room)):
+            if len(needed.encode()) > most and (count := self._count_tokens(needed)) > most:
+                self._fault(row, "failed", f"{row.place}: the shortest output needs {count} tokens; {has}")
+                return
+
+    def _end_of_thinking(self, prompt: str) -> str:
+        """What has to stand between a prompt and its output where the model thinks, else ""."""
+        if self._end is None or self._end.is_over(prompt):
+            return ""
+        return self._end.end + self._end.after
 
     def _fault(self, row: Row, status: str, reason: str) -> None:
         self.findings.fault_counts[status] += 1
@@ -191,12 +202,14 @@ class Checking:
             self._model = load_tokenizer(config.model, config.cache_directory, config.trust_remote_code)
             chosen = tool_format(config.tool_format)
             self._renderer = PromptRenderer(self._model.tokenizer, config.system, config.raw, chosen)
+            template = "" if config.raw else chat_template(self._model.tokenizer)
+            self._end = reasoning_end(config.reasoning_end, template)
         return self._model, self._renderer
 
     def _count_tokens(self, text: str) -> int:
         if text not in self._tokens:
-            model, _ = self._tokenizer()
-            self._tokens[text] = len(model.tokenizer.encode(text, add_special_tokens=False))
+            _, renderer = self._tokenizer()
+            self._tokens[text] = renderer.count_tokens(text)
         return self._tokens[text]
 
     def _learn(self, pattern: Pattern, row: Row) -> _Known:

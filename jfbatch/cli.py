@@ -6,11 +6,13 @@ The flags of `run` and `check` are made from RunConfig's fields. Data goes to st
 
 from __future__ import annotations
 
+import errno
 import gc
 import importlib.util
 import inspect
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Annotated, Any, Literal, Optional, get_args, get_origin
 
@@ -18,7 +20,9 @@ import typer
 from typer.exceptions import TyperException
 
 from jfbatch import __version__, config
-from jfbatch.errors import InputError, JfbatchError, UsageError
+from jfbatch.errors import InputError, JfbatchError, OutputError, UsageError
+from jfbatch.report.lasting import lasting, silence
+from jfbatch.signals import early_signals_kept
 
 app = typer.Typer(
     name="jfbatch",
@@ -33,20 +37,38 @@ _INTERRUPTED = 130
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit: one line on stderr for whatever the user can mend, no traceback."""
+    if sys.stderr is None:  # it was closed
+        sys.exit(_run_command(arguments))
+    with redirect_stderr(lasting(sys.stderr)):
+        sys.exit(_run_command(arguments))
+
+
+def _run_command(arguments: Sequence[str] | None) -> int:
+    """The exit code of a command line."""
     try:
         ours, others = _split(sys.argv[1:] if arguments is None else arguments)
         code = app(args=ours, prog_name="jfbatch", standalone_mode=False, obj=others)
     except JfbatchError as error:
-        sys.exit(_complain(str(error), error.exit_code))
+        return _complain(str(error), error.exit_code)
     except TyperException as error:  # a flag or argument that does not parse
         reason = getattr(error, "format_message", error.__str__)()
-        sys.exit(_complain(f"{reason} Try 'jfbatch --help' or 'jfbatch run --help'.", 2))
+        return _complain(f"{reason} Try 'jfbatch --help' or 'jfbatch run --help'.", 2)
     except (KeyboardInterrupt, typer.Abort):
-        sys.exit(_complain("interrupted", _INTERRUPTED))
+        return _complain("interrupted", _INTERRUPTED)
     except BrokenPipeError:  # the reader of our stdout has seen enough, as `| head` does
-        sys.stderr.close()
-        sys.exit(0)
-    sys.exit(code if isinstance(code, int) else 0)
+        silence(sys.stdout)
+        return 0
+    except OSError as error:
+        if error.filename is not None or error.errno not in (
+            errno.ENOSPC,
+            errno.EDQUOT,
+            errno.EFBIG,
+            errno.EIO,
+        ):
+            raise
+        silence(sys.stdout)  # no other stream is written to without a word of our own
+        return _complain(f"standard output cannot be written: {error.strerror}", OutputError.exit_code)
+    return code if isinstance(code, int) else 0
 
 
 def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -91,6 +113,11 @@ def _run(config_file: Path | None, **flags: Any) -> int:
     from jfbatch.engine.model import prepare_environment
 
     prepare_environment()
+    with early_signals_kept():
+        return _start(settings)
+
+
+def _start(settings: config.RunConfig) -> int:
     # What is imported and loaded stays: looking for garbage among it takes a sixth of the time to the first
     # row. Decoding turns the collector on again, with all of that set apart.
     gc.disable()
@@ -131,6 +158,7 @@ _CHECKED = frozenset(
             "system",
             "raw",
             "tool_format",
+            "reasoning_end",
             "max_tokens",
         ),
     }

@@ -145,7 +145,8 @@ class RunConfig(pydantic.BaseModel):
     integers: Literal["int64", "any"] = _setting(
         "int64",
         "Pattern",
-        "int64 holds integers that lack a bound to int64; any lets them be of any size, text in the table.",
+        "int64 holds integers that lack a bound to int64, in arguments of tools too; any lets them be of any "
+        "size, text in the table.",
     )
     retries: int = _setting(
         2, "Pattern", "How often to sample again an output that fails the check afterwards.", ge=0

@@ -19,9 +19,10 @@ from types import TracebackType
 from typing import cast
 
 from jfbatch.engine.sequence import Request
-from jfbatch.errors import InputError, InvalidGrammar
+from jfbatch.errors import GrammarError, InputError, InvalidGrammar
 from jfbatch.grammar.backends import CompiledGrammar
 from jfbatch.grammar.compiler import BackendChoice, Compiler
+from jfbatch.grammar.matcher import Matcher
 from jfbatch.grammar.reasoning import Reasoning
 from jfbatch.rows.prompt import PromptRenderer
 from jfbatch.rows.reasoning import ReasoningEnd
@@ -135,6 +136,9 @@ class Feed:
                 self.settle(waiting.row, "unsupported_schema", f"{waiting.row.place}: {fault}")
                 continue
             grammar = waiting.grammar.result()
+            if (reason := self._too_long(waiting, grammar)) is not None:
+                self.settle(waiting.row, "failed", f"{waiting.row.place}: {reason}")
+                continue
             self.running[waiting.row.key] = waiting
             requests.append(self._request(waiting, grammar))
         return requests
@@ -232,10 +236,11 @@ class Feed:
         if waiting.attempt:
             temperature = max(temperature, RETRY_TEMPERATURE)
             seed += waiting.attempt
-        matcher = grammar.matcher()
-        max_tokens = options.max_tokens if row.max_tokens is None else row.max_tokens
+        matcher: Matcher = grammar.matcher()
+        max_tokens, unused = self._max_tokens(row), None
         if waiting.reasons and options.reasoning is not None:
-            matcher = options.reasoning.matcher(matcher)
+            thinking = options.reasoning.matcher(matcher)
+            matcher, unused = thinking, thinking.unused_tokens
             max_tokens += options.reasoning.most_tokens
         return Request(
             key=row.key,
@@ -245,7 +250,26 @@ class Feed:
             temperature=temperature,
             seed=seed,
             group=waiting.pattern.fingerprint,
+            unused=unused,
         )
+
+    def _max_tokens(self, row: Row) -> int:
+        """The most tokens of the row's output, its thinking aside."""
+        return self.options.max_tokens if row.max_tokens is None else row.max_tokens
+
+    def _too_long(self, waiting: Waiting, grammar: CompiledGrammar) -> str | None:
+        """Why no output behind its thinking fits a row; of others, the engine says it."""
+        if not waiting.reasons:
+            return None
+        try:
+            ending = grammar.matcher().shortest_ending()
+        except GrammarError:  # another engine's grammar, for which no ending was found: the engine says so
+            return None
+        most = self._max_tokens(waiting.row)
+        if len(ending) <= most:  # a token has a byte at least
+            return None
+        needed = self.renderer.count_tokens(ending.decode("utf-8", "replace"))
+        return f"the shortest output needs {needed} tokens; max_tokens is {most}" if needed > most else None
 
 
 def schema_fault(pattern: Pattern) -> InvalidGrammar | None:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -18,14 +20,13 @@ from pathlib import Path
 from jfbatch.config import RunConfig
 from jfbatch.engine.identity import model_identity
 from jfbatch.engine.model import check_model_name
-from jfbatch.errors import InputError, InvalidGrammar, Unsatisfiable, UsageError
+from jfbatch.errors import InputError, InvalidGrammar, NothingMatches, Unsatisfiable, UsageError
 from jfbatch.grammar.backends import BackendName, check_supported, open_backend, why_missing
 from jfbatch.grammar.backends.oracle import byte_vocabulary
 from jfbatch.grammar.compiler import candidates_of
 from jfbatch.grammar.deadline import deadline
 from jfbatch.grammar.ebnf import grammar_to_rules
-from jfbatch.grammar.grammar import compile_schema
-from jfbatch.grammar.regex import RAW_UTF8, regex_to_expression
+from jfbatch.grammar.grammar import Grammar, compile_schema
 from jfbatch.outcomes import Outcomes
 from jfbatch.report import summary
 from jfbatch.report.kernels import telling_of_compilation
@@ -35,15 +36,20 @@ from jfbatch.report.summary import print_summary
 from jfbatch.report.trace import Profile
 from jfbatch.rows.columns import Columns
 from jfbatch.rows.job_description import JobDescription
-from jfbatch.rows.json_text import unique_keys
+from jfbatch.rows.json_text import is_utf8, unique_keys
+from jfbatch.rows.output_path import check_output, followed
 from jfbatch.rows.reader import ReaderOptions, check_inputs, read_rows
 from jfbatch.rows.reasoning import reasoning_end
 from jfbatch.rows.row import Pattern, Row
 from jfbatch.rows.shard import Shard, rows_of
 from jfbatch.rows.store import Store
+from jfbatch.rows.tables import format_by_name
 from jfbatch.rows.tools import tool_format
 from jfbatch.rows.validate import validator
 from jfbatch.signals import Signals
+
+_SIGNALS_SEEN_EVERY = 0.5  # seconds; their handlers run at once, and end nothing that waits
+_READER_SECONDS = 2.0  # in which a thread that reads comes to its next row
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +85,9 @@ def run_plan(config: RunConfig, plan: Plan, surroundings: Surroundings, span: Sp
         signals = stack.enter_context(Signals(config.grace, outcomes.status_line, surroundings.forced_end))
         rows = outcomes.still_to_run(wanted_rows(config, plan, progress))
         damage = decode(config, rows, outcomes, signals, span)
-        if signals.received or outcomes.too_many_failures:
+        # A table takes time to write, so a signal is obeyed before; a shard has only to say that it is done.
+        ends = outcomes.is_complete and (plan.shard is not None or not signals.received)
+        if (signals.received or outcomes.too_many_failures) and not ends:
             store.commit()
             code = signals.exit_code or 1
             progress.end(outcomes.statistics())
@@ -120,7 +128,7 @@ def write_summary(
 
 @dataclass(frozen=True)
 class Plan:
-    """What was checked before anything started."""
+    """What was checked before anything started. `output` is where a link that was named leads to."""
 
     output: Path
     reader: ReaderOptions
@@ -132,6 +140,8 @@ def check(config: RunConfig) -> Plan:
     """Look at everything that can be wrong without loading a model. Raises UsageError or ModelError."""
     if config.output is None:
         raise UsageError("no output: say where the table goes with -o TABLE.parquet")
+    check_output(config.output)
+    output = followed(config.output)
     check_settings(config)
     besides = files_besides(config)
     pattern = default_pattern(config)
@@ -146,16 +156,16 @@ def check(config: RunConfig) -> Plan:
         duplicate_ids=config.duplicate_ids,
         open_objects=config.objects == "open",
         exclude=(
-            *(f"{config.output}{suffix}" for suffix in ("", ".parts", ".journal", ".shards")),
+            *(f"{output}{suffix}" for suffix in ("", ".parts", ".journal", ".shards")),
             *map(str, besides.values()),
         ),
     )
     shard = Shard.parse(config.shard, config.shard_by) if config.shard else None
     if shard is not None and "-" in config.inputs:
         raise UsageError("--shard: standard input cannot be read by several shards: name a file")
-    check_distinct((*config.inputs, *check_inputs(config.inputs, reader)), {"-o": config.output, **besides})
+    check_distinct((*config.inputs, *check_inputs(config.inputs, reader)), {"-o": output, **besides})
     check_model_name(config.model)
-    return Plan(config.output, reader, pattern, shard)
+    return Plan(output, reader, pattern, shard)
 
 
 def files_besides(config: RunConfig) -> dict[str, Path]:
@@ -190,6 +200,11 @@ def check_settings(config: RunConfig) -> None:
         raise UsageError("--keep-parts is for one process: the parts of shards go once they are merged")
     if config.tensor_parallel > 1 and config.devices is not None:
         raise UsageError("give either --devices, for many rows at once, or --tensor-parallel")
+    names = (config.prompt_column, config.schema_column, config.id_column)
+    told = {"--regex": (config.regex,), "--choice": config.choice, "--system": (config.system,)}
+    for flag, texts in {**told, "--keep": config.keep, "a column's name": names}.items():
+        if not all(is_utf8(text) for text in texts if text is not None):
+            raise UsageError(f"{flag}: not UTF-8 text")
     tool_format(config.tool_format)
     reasoning_end(config.reasoning_end, "")
     if config.backend != "auto" and (reason := why_missing(config.backend)):
@@ -220,7 +235,7 @@ def check_pattern(config: RunConfig, pattern: Pattern) -> None:
             return
         except InvalidGrammar as error:
             refused.append(str(error))
-            if isinstance(error, Unsatisfiable):
+            if isinstance(error, Unsatisfiable | NothingMatches):
                 break  # no other engine can change that
         except RecursionError:  # the compiler's threads have the stack for it
             logger.debug("the pattern nests deep: it is checked when it is compiled")
@@ -249,7 +264,7 @@ def check_with(backend: BackendName, config: RunConfig, pattern: Pattern) -> Non
             integers=config.integers,
         )
     elif pattern.kind == "regex":
-        regex_to_expression(pattern.text, dialect="python", alphabet=RAW_UTF8)
+        Grammar.from_regex(pattern.text, byte_vocabulary())
     elif pattern.kind == "grammar":
         grammar_to_rules(pattern.text)
     if pattern.kind == "schema":
@@ -267,7 +282,7 @@ def read_schema(path: Path) -> object:
     except RecursionError:
         raise UsageError(f"{path}: nested too deep to be read") from None
     if not isinstance(schema, dict | bool):
-        raise UsageError(f"{path}: a JSON Schema is an object, not {type(schema).__name__}")
+        raise UsageError(f"{path}: a JSON Schema is an object, true or false, not {json.dumps(schema)[:40]}")
     return schema
 
 
@@ -326,7 +341,7 @@ def open_store(config: RunConfig, plan: Plan) -> Store:
         "reasoning-end": config.reasoning_end,
         "max-reasoning-tokens": str(config.max_reasoning_tokens),
     }
-    output_format = None if config.output_format == "auto" else config.output_format
+    output_format = format_by_name(config.output or plan.output, config.output_format)
     description = JobDescription(
         config.inputs,
         plan.reader,
@@ -356,7 +371,7 @@ def decode(
 ) -> InputError | None:
     """Run what has no result yet; returns what was wrong with the input where it could not be read on."""
     try:
-        first = next(rows, None)
+        first = first_row(rows, outcomes, signals)
     except InputError as error:
         return error
     if first is None or signals.received:  # nothing to do: no model needed
@@ -365,6 +380,28 @@ def decode(
         from jfbatch import decoding  # here, because it brings torch and transformers
 
     return decoding.decode(config, chain([first], rows), outcomes, signals, span)
+
+
+def first_row(rows: Iterator[Row], outcomes: Outcomes, signals: Signals) -> Row | None:
+    """The first row to run; None where there is none, or a signal comes before it, as from a pipe, does."""
+    if signals.exit_code is not None:
+        return None
+    found: Future[Row | None] = Future()
+
+    def read() -> None:
+        try:
+            found.set_result(next(rows, None))
+        except BaseException as error:  # handed to the main thread, which alone hears of signals
+            found.set_exception(error)
+
+    reader = threading.Thread(target=read, name="jfbatch-first-row", daemon=True)
+    reader.start()
+    while not signals.received:
+        if wait([found], _SIGNALS_SEEN_EVERY).done:
+            return found.result()
+    outcomes.stopping = True
+    reader.join(_READER_SECONDS)  # one that waits for its input touches nothing of the run
+    return None
 
 
 def how_to_continue(config: RunConfig, outcomes: Outcomes) -> str:

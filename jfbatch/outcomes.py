@@ -58,12 +58,15 @@ class Outcomes:
         self.counts: Counter[str] = Counter()
         self.rows_kept = 0
         self.rows_total: int | None = None
+        self.all_read = False  # the whole input, without damage
+        self.stopping = False  # nothing more is to be read
         self.prompt_tokens = 0
         self.started = time.monotonic()
         self.engine: EngineStatistics | None = None  # there is none before the model is loaded
         self.compiler = CompilerStatistics()
         self.reasoning_end: ReasoningEnd | None = None  # where the model thinks before its outputs
         self.calls_tools = False  # whether any row may
+        self.unheeded: Counter[str] = Counter()  # rows by the fields that have no effect (rows.unheeded)
         self._patterns: set[Pattern | None] = set()
         self._lock = threading.RLock()
 
@@ -78,10 +81,14 @@ class Outcomes:
         read = 0
         try:
             for row in rows:
+                if self.stopping:
+                    return
                 read += 1
                 if row.error is None and len(self._patterns) < 2:  # more say nothing new
                     self._patterns.add(row.pattern)
                 self.calls_tools |= row.pattern is not None and row.pattern.kind == "tools"
+                if row.unheeded:
+                    self._tell_unheeded(row)
                 with self._lock:
                     known = self.store.contains(row)
                 if known:
@@ -90,8 +97,15 @@ class Outcomes:
                     self.reject(row, "invalid_input", row.error)
                 else:
                     yield row
+            self.all_read = True
         finally:
             self.rows_total = read
+
+    def _tell_unheeded(self, row: Row) -> None:
+        for name in row.unheeded:
+            if name not in self.unheeded:
+                self.progress.say(f"{name} has no effect here, though rows ask for it")
+        self.unheeded.update(row.unheeded)
 
     def shared_pattern_or(self, default: Pattern | None) -> Pattern | None:
         """The pattern that all valid rows have; None if they differ, `default` where there is no such row."""
@@ -177,6 +191,11 @@ class Outcomes:
         return self.rows_kept + sum(self.counts.values())
 
     @property
+    def is_complete(self) -> bool:
+        """Whether every row of the input has its outcome."""
+        return self.all_read and self.rows_done == self.rows_total
+
+    @property
     def too_many_failures(self) -> bool:
         with self._lock:  # the reader thread may be counting
             bad = sum(count for status, count in self.counts.items() if status not in GOOD_STATUSES)
@@ -215,6 +234,7 @@ class Outcomes:
             prefill_seconds=engine.prefill_seconds if engine else 0,
             decode_seconds=engine.decode_seconds if engine else 0,
             elapsed_seconds=time.monotonic() - self.started,
+            unheeded=dict(self.unheeded),
         )
 
     def all_good(self, final: Mapping[str, int]) -> bool:

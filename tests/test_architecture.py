@@ -63,9 +63,9 @@ def test_the_imports_are_read_at_all() -> None:
 
 
 ALLOWED = {
-    "grammar": ("jfbatch.grammar", "jfbatch.errors"),
+    "grammar": ("jfbatch.grammar", "jfbatch.errors", "jfbatch.kernel_cache"),
     "rows": ("jfbatch.rows", "jfbatch.errors"),
-    "engine": ("jfbatch.engine", "jfbatch.errors", "jfbatch.grammar.matcher"),
+    "engine": ("jfbatch.engine", "jfbatch.errors", "jfbatch.kernel_cache", "jfbatch.grammar.matcher"),
     "report": ("jfbatch.report", "jfbatch.errors"),
 }
 

@@ -189,3 +189,62 @@ def test_a_reader_of_stderr_that_goes_away_ends_nothing(job: Job) -> None:
         process.stderr.close()
         assert process.wait(timeout=120) == 0
     assert len(job.rows()) == 12
+
+
+@pytest.mark.parametrize("place", ["/dev/full", "closed"])
+def test_a_log_that_cannot_be_written_ends_nothing(job: Job, place: str) -> None:
+    job.run(ROWS[:1], *REGEX)
+    write_lines(job.input, ROWS)
+    command = [sys.executable, "-m", "jfbatch", *job.arguments(*REGEX[:-1])]
+    if place == "closed":
+        command = ["sh", "-c", 'exec "$@" >&- 2>&-', "sh", *command]
+        assert subprocess.run(command, cwd=ROOT, timeout=120, check=False).returncode == 0
+    else:
+        with open(place, "w") as full:
+            assert subprocess.run(command, cwd=ROOT, stderr=full, timeout=120, check=False).returncode == 0
+    assert len(job.rows()) == 12
+
+
+def test_standard_output_that_is_full_is_one_line_and_one_that_nobody_reads_none(job: Job) -> None:
+    job.run(ROWS, *REGEX)
+    show = [sys.executable, "-m", "jfbatch", "show", str(job.output)]
+    check = [sys.executable, "-m", "jfbatch", "check", str(job.input), "--model", str(job.model)]
+    for command in (show, check, [*check, "--json", "-"]):
+        with open("/dev/full", "w") as full:
+            done = subprocess.run(
+                command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120, check=False
+            )
+        assert done.returncode == 74
+        assert done.stderr == "jfbatch: standard output cannot be written: No space left on device\n"
+    for command in (show, check):
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            assert process.stdout is not None and process.stderr is not None
+            process.stdout.close()
+            assert process.stderr.read() == b""
+            assert process.wait(timeout=120) == 0
+
+
+@pytest.mark.parametrize("flag", ["--regex", "--choice", "--system", "--keep", "--id-column"])
+def test_settings_that_are_not_utf8_are_refused_by_name(
+    job: Job, flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert job.start(ROWS[:1], flag, "a\udcff") == 2
+    complaint = capsys.readouterr().err
+    assert "not UTF-8 text" in complaint and complaint.count("\n") == 1
+
+
+@pytest.mark.parametrize("regex", ["(?=x)y", r"a\bb", "[^\\s\\S]"])
+def test_a_regex_that_nothing_can_match_is_refused_at_the_start(
+    job: Job, regex: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert job.start(ROWS[:1], "--regex", regex) == 2
+    assert "nothing can match" in capsys.readouterr().err
+    assert not job.output.exists()
+
+
+def test_a_directory_where_the_journal_belongs_is_told_at_the_start(
+    job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (job.directory / "table.parquet.journal").mkdir()
+    assert job.start(ROWS[:1], *REGEX) == 2
+    assert "table.parquet.journal is a directory" in capsys.readouterr().err

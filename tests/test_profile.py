@@ -49,7 +49,7 @@ def test_a_run_is_profiled_from_reading_to_the_finished_table(
     assert 0 < passes < steps
     linears = [span for span in spans if span["name"] == "linear"]
     forwards = [span for span in spans if span["name"] == "forward"]
-    assert len(linears) == len(forwards) * 2 * 7  # two layers of seven
+    assert len(linears) == len(forwards) * 2 * 4  # two layers of four
     shown = capsys.readouterr().err
     assert "is not the forward pass" in shown and "retokenise" in shown
 

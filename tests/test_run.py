@@ -494,6 +494,36 @@ def test_max_failures_ends_the_run_and_the_same_command_continues(
     assert [row["status"] for row in rows] == ["failed" if n % 3 == 0 else "ok" for n in range(150)]
 
 
+def test_fields_without_effect_are_told_with_the_number_of_their_rows(
+    job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asks = [{"top_p": 0.9}, {"top_p": 1}, {"top_p": 0.5, "stop": "x"}]
+    lines = [{"custom_id": str(n), "body": {"prompt": "p", **fields}} for n, fields in enumerate(asks)]
+    summary = job.directory / "summary.json"
+    job.run(lines, "--choice", "a,b", "--summary-json", summary)
+    told = capsys.readouterr().err
+    assert told.count("top_p has no effect here") == told.count("stop has no effect here") == 1
+    assert re.search(r"without effect +top_p in 2 rows, stop in 1 rows\n", told)
+    assert json.loads(summary.read_text())["statistics"]["unheeded"] == {"top_p": 2, "stop": 1}
+    assert invoke("check", job.input, "--model", job.model, "--choice", "a,b") == 0
+    assert "warning: top_p has no effect here, though 2 rows ask for it" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("count", [5, 70])
+@pytest.mark.parametrize(
+    "bad", [{"prompt": 7}, {"prompt": "x", "regex": "longer than a token", "max_tokens": 1}]
+)
+def test_a_last_row_that_is_one_failure_too_many_leaves_a_whole_table(
+    job: Job, count: int, bad: dict[str, Any]
+) -> None:
+    summary = job.directory / "summary.json"
+    flags = ("--max-failures", str(count), "--summary-json", summary)
+    rows = job.run([bad] * count, *flags, code=1)
+    assert len(rows) == count
+    document = json.loads(summary.read_text())
+    assert (document["exit_code"], document["finished"]) == (1, True)
+
+
 # -- what is said -------------------------------------------------------------------------------------------
 
 

@@ -223,3 +223,65 @@ def test_check_looks_at_tools(job: Job, capsys: pytest.CaptureFixture[str]) -> N
     assert invoke("check", job.input, *flags, "--max-tokens", "3") == 1
     assert invoke("run", job.input, "-o", job.output, *flags, "--tool-format", "x") == 2
     assert "--tool-format" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("choice", [None, "required"])
+def test_tools_that_a_raw_prompt_does_not_tell_of_are_refused(job: Job, choice: str | None) -> None:
+    tools = {"tools": TOOLS, "tool_choice": choice}
+    rows: list[dict[str, Any]] = [
+        {"prompt": "How is the weather?", **tools},
+        {"prompt": "You may call now() and forecast(city, days). How is the weather?", **tools},
+        {"prompt": "How is the weather?", "tools": TOOLS, "tool_choice": NAMED},
+        {"prompt": "How is the weather?", "tools": TOOLS, "tool_choice": "none"},
+    ]
+    first, *others = job.run(rows, "--raw", "--max-tokens", "70", code=1)
+    assert first["status"] == "invalid_input"
+    assert "with --raw the model sees the prompt alone" in first["error"] and "forecast" in first["error"]
+    assert {row["status"] for row in others} <= {"ok", "shortened"}
+    assert [call["name"] for call in others[1]["tool_calls"]] == ["forecast"]
+    assert invoke("check", job.input, "--model", job.model, "--raw") == 1
+
+
+def test_thinking_leaves_nothing_to_the_output_and_takes_nothing_of_it(job: Job) -> None:
+    # Each of these characters is a token of its own, so that the text's length is the output's.
+    lines: list[dict[str, Any]] = [{"prompt": f"p{n}", "regex": "[~^`]{8,}"} for n in range(12)]
+    lines.append({"prompt": "p", "regex": "[~^]{9,}"})
+    flags = (
+        "--reasoning-end",
+        "~",
+        "--max-reasoning-tokens",
+        "200",
+        "--max-tokens",
+        "8",
+        "--temperature",
+        "9",
+    )
+    *rows, refused = job.run(lines, *flags, code=1)
+    assert {row["status"] for row in rows} <= {"ok", "shortened"}
+    assert {len(row["text"]) for row in rows} == {8}
+    assert refused["status"] == "failed"
+    assert "the shortest output needs 9 tokens; max_tokens is 8" in refused["error"]
+
+
+def test_check_counts_the_end_of_the_thinking(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    def starts(size: int, *flags: str) -> tuple[int, str | None]:
+        """Whether check says that a prompt of this length leaves too little, and what a run says."""
+        job.output.unlink(missing_ok=True)
+        job.output.with_name(job.output.name + ".journal").unlink(missing_ok=True)
+        job.input.write_text(json.dumps({"prompt": "~" * size, "regex": "[~^]{9}"}) + "\n")
+        code = invoke("check", job.input, "--model", job.model, "--raw", *flags)
+        assert invoke(*job.arguments("--raw", *flags)) == code
+        (row,) = job.rows()
+        return code, row["error"]
+
+    context = 512
+    assert starts(context - 9) == (0, None)
+    assert starts(context - 8)[0] == 1
+    tag = ("--reasoning-end", "^^^^")
+    assert starts(context - 13, *tag) == (0, None)
+    code, error = starts(context - 12, *tag)
+    assert code == 1 and error is not None and "the shortest output needs 13 tokens" in error
+    assert "the shortest output needs 13 tokens; the prompt leaves 12" in capsys.readouterr().out
+    assert starts(context - 12, *tag, "--max-tokens", "9")[0] == 1
+    assert starts(context - 13, *tag, "--max-tokens", "9") == (0, None)
+    assert starts(context - 100, *tag, "--max-tokens", "8")[0] == 1

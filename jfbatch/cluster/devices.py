@@ -26,8 +26,10 @@ from jfbatch.errors import InputError, JfbatchError, UsageError
 from jfbatch.report.progress import Progress, progress_text
 from jfbatch.report.statistics import GOOD_STATUSES, RunStatistics, summed
 from jfbatch.report.summary import print_summary
+from jfbatch.rows.output_path import followed
+from jfbatch.rows.parts import PartDirectory
 from jfbatch.rows.shard import Shard
-from jfbatch.rows.shard_directories import begun_shards
+from jfbatch.rows.shard_directories import begun_shards, shard_path
 from jfbatch.signals import Signals
 
 _MOST_STARTS = 2
@@ -114,7 +116,7 @@ def shards_for(config: RunConfig, whole: Shard, devices: int) -> tuple[Shard, ..
     """The shards to run: one for each device, or as many as an earlier start on other devices began."""
     pieces = devices
     assert config.output is not None
-    begun = begun_shards(config.output)
+    begun = begun_shards(followed(config.output))
     if begun and begun[0].shard.count % whole.count == 0:
         pieces = begun[0].shard.count // whole.count
     return whole.parts(pieces)
@@ -141,6 +143,7 @@ class _Run:
     def __init__(self, config: RunConfig, shards: tuple[Shard, ...], devices: list[str]) -> None:
         self.config = config
         self.devices = devices
+        self.shards = shards
         self.waiting = deque((shard, 1) for shard in shards)
         self.running: dict[int, _Worker] = {}
         self.ended: list[_Worker] = []
@@ -288,7 +291,7 @@ class _Run:
             raise WorkerDied(
                 f"{'; '.join(self.lost)}: what is finished is kept, and the same command continues"
             )
-        if not self.stopping:
+        if not self.stopping or (not signals.received and self._all_done()):
             return None
         code = signals.exit_code or 1
         statistics = self.statistics()
@@ -299,6 +302,12 @@ class _Run:
             "the same command continues with the others"
         )
         return code
+
+    def _all_done(self) -> bool:
+        """Whether every shard got to its end, as when its last row was one failure too many."""
+        assert self.config.output is not None
+        output = followed(self.config.output)
+        return all(PartDirectory(shard_path(output, shard)).is_done() for shard in self.shards)
 
     def _let_go(self) -> None:
         """After an error here: the ends of their stdin stop the workers."""

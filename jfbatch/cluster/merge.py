@@ -12,6 +12,7 @@ from jfbatch.errors import InputError, UsageError
 from jfbatch.rows.job_description import JobDescription, read_description
 from jfbatch.rows.journal import read_header, table_identity
 from jfbatch.rows.merging import ShardCount, ShardedStore, settings_of_job
+from jfbatch.rows.output_path import check_output, followed
 from jfbatch.rows.reader import check_inputs, read_rows
 from jfbatch.rows.result import VALUE_STATUSES
 from jfbatch.rows.row import Pattern
@@ -28,6 +29,8 @@ def merge(output: Path, inputs: Sequence[str] = (), *, partial: bool = False, qu
     shards that lack them are named on stderr, and the code is 1; `partial` writes the others. An input that
     is damaged counts as partial: no shard is removed, and a table that is there already stays as it is.
     """
+    check_output(output)
+    output = followed(output)
     if not begun_shards(output):
         return _merged_before(output, quiet)
     merged = merge_shards(output, inputs, partial=partial)

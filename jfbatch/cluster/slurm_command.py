@@ -46,7 +46,7 @@ def run(
         arguments += ["--devices", "all"]
     if config_file is not None:
         arguments += ["--config", str(config_file)]
-    scripts = write_scripts(plan.output, arguments, asked)
+    scripts = write_scripts(config.output or plan.output, arguments, asked)  # beside a link, not its target
     for path in (scripts.array, scripts.merge, scripts.submit):
         print(path)
     return submit(scripts) if submits else 0

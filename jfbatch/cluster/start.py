@@ -11,6 +11,7 @@ from jfbatch.cluster.devices import run_on_devices
 from jfbatch.cluster.requeue import job_id, requeue
 from jfbatch.cluster.slurm_environment import array_shard
 from jfbatch.config import RunConfig
+from jfbatch.rows.output_path import followed
 from jfbatch.rows.shard import Shard
 from jfbatch.rows.shard_directories import begun_shards
 
@@ -64,9 +65,10 @@ def _parts(config: RunConfig) -> frozenset[Path]:
     """The parts that are committed to the directories of this process and its workers."""
     if config.output is None:
         return frozenset()
-    directories = [config.output.with_name(config.output.name + ".parts")]
+    output = followed(config.output)
+    directories = [output.with_name(output.name + ".parts")]
     whole = Shard.parse(config.shard or "1/1")
-    for begun in begun_shards(config.output):
+    for begun in begun_shards(output):
         if begun.shard.number % whole.count == whole.number % whole.count:
             directories.append(begun.directory.path)
     return frozenset(part for directory in directories for part in directory.glob("part-*.parquet"))

@@ -7,8 +7,7 @@ from its own row of the input alone, in one order: it does not depend on what sh
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import numba
 import numpy as np
@@ -17,7 +16,7 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic, overload
 from numpy.typing import NDArray
 
-Kernel = TypeVar("Kernel", bound=Callable[..., Any])
+from jfbatch.kernel_cache import Kernel, compiled
 
 NO_SINK = np.float32(-3e38)
 
@@ -37,21 +36,18 @@ _ROUND = np.float32(3 << 22)  # adding it to a small number leaves no place for 
 
 def _jit(function: Kernel) -> Kernel:
     """Compiled once per machine; sums may be taken in any order, but always the same one."""
-    compiled: Kernel = numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=True)(function)
-    return compiled
+    return compiled(function, error_model="numpy", fastmath=True)
 
 
 def _jit_in_order(function: Kernel) -> Kernel:
     """Compiled once per machine; every sum is taken in the order in which it is written."""
     freedoms = {"nnan", "ninf", "nsz", "arcp", "contract"}
-    compiled: Kernel = numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=freedoms)(function)
-    return compiled
+    return compiled(function, error_model="numpy", fastmath=freedoms)
 
 
 def _jit_exactly(function: Kernel) -> Kernel:
     """Compiled once per machine, with infinities and what is not a number as IEEE 754 has them."""
-    compiled: Kernel = numba.njit(cache=True, nogil=True)(function)
-    return compiled
+    return compiled(function)
 
 
 def _widened(number: Any) -> Any:

@@ -26,6 +26,42 @@ _PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 _FAULTS = (RuntimeError, TypeError, ValueError, AttributeError, KeyError, IndexError, ModelError)
 
 
+class Attention(nn.Module):
+    """What lies between the projections: norms of the heads, rotation, attention.
+
+    attention: the module that it does the work of; rules: what that one asks for.
+    """
+
+    def __init__(self, attention: Any, rules: Rules) -> None:
+        super().__init__()
+        self.layer_idx: int = attention.layer_idx
+        self.head_dim: int = attention.head_dim
+        self.heads = attention.q_proj.out_features // self.head_dim
+        self.kv_heads = attention.k_proj.out_features // self.head_dim
+        self.rules = rules
+        norms = [getattr(attention, name, None) for name in _HEAD_NORMS]
+        empty = np.empty(0, np.float32)
+        query_factors, key_factors = (empty if norm is None else norm.factors for norm in norms)
+        self._factors = query_factors, key_factors
+        self._epsilon = max(0.0 if norm is None else float(norm.epsilon) for norm in norms)
+
+    def forward(self, projected: Tensor, embeddings: tuple[Tensor, Tensor], step: StepLayout) -> Tensor:
+        """[tokens, Q K V side by side] -> [tokens, heads * head dim]."""
+        step.attention_calls += 1
+        keys, values = step.pool.layer(self.layer_idx, self.kv_heads, self.head_dim, self.head_dim)
+        first_key = self.heads * self.head_dim
+        columns = (0, first_key, first_key + self.kv_heads * self.head_dim)
+        projections = Projections(
+            *(projected, projected, projected, columns),
+            rotation=step.rotation(*embeddings),
+            factors=self._factors,
+            epsilon=self._epsilon,
+        )
+        output = attend(projections, self.heads, keys, values, step.parts, self.rules)
+        attend_far(step, output, keys, values, self.rules, output)
+        return output.flatten(1)
+
+
 class DecoderLayer(nn.Module):
     """norm, Q K V, attention, output + rows, norm, gate and up, gated, down + rows.
 
@@ -35,21 +71,12 @@ class DecoderLayer(nn.Module):
     def __init__(self, layer: Any, rules: Rules) -> None:
         super().__init__()
         attention = layer.self_attn
-        query, key, value, output = (getattr(attention, name) for name in _PROJECTIONS)
-        self.layer_index: int = attention.layer_idx
-        self.head_dim: int = attention.head_dim
-        self.heads = query.out_features // self.head_dim
-        self.kv_heads = key.out_features // self.head_dim
-        self.rules = rules
-        self.qkv_proj: nn.Module = joined(query, key, value)
-        self.o_proj: nn.Module = output
         self.input_layernorm: nn.Module = layer.input_layernorm
+        self.qkv_proj: nn.Module = joined(attention.q_proj, attention.k_proj, attention.v_proj)
+        self.attention = Attention(attention, rules)
+        self.o_proj: nn.Module = attention.o_proj
         self.post_attention_layernorm: nn.Module = layer.post_attention_layernorm
         self.mlp: GatedProjection = layer.mlp
-        norms = [getattr(attention, name, None) for name in _HEAD_NORMS]
-        empty = np.empty(0, np.float32)
-        self._factors = tuple(empty if norm is None else norm.factors for norm in norms)
-        self._epsilon = max(0.0 if norm is None else float(norm.epsilon) for norm in norms)
         for name, attribute in vars(layer).items():  # the model may look at them, such as attention_type
             if not name.startswith("_") and not hasattr(self, name):
                 setattr(self, name, attribute)
@@ -67,25 +94,9 @@ class DecoderLayer(nn.Module):
             raise ModelError("a decoder layer was not called as a packed step calls it")
         rows = hidden_states[0]
         projected = self.qkv_proj(self.input_layernorm(rows))
-        rows = _added(self.o_proj, self._attend(projected, position_embeddings, step).flatten(1), rows)
-        inner = self.mlp.gated(self.post_attention_layernorm(rows))
+        rows = _added(self.o_proj, self.attention(projected, position_embeddings, step), rows)
+        inner = self.mlp.gates(self.mlp.gate_up_proj(self.post_attention_layernorm(rows)))
         return _added(self.mlp.down_proj, inner, rows).unsqueeze(0)
-
-    def _attend(self, projected: Tensor, embeddings: tuple[Tensor, Tensor], step: StepLayout) -> Tensor:
-        """[tokens, heads, head dim] from Q, K and V side by side."""
-        step.attention_calls += 1
-        keys, values = step.pool.layer(self.layer_index, self.kv_heads, self.head_dim, self.head_dim)
-        first_key = self.heads * self.head_dim
-        columns = (0, first_key, first_key + self.kv_heads * self.head_dim)
-        projections = Projections(
-            *(projected, projected, projected, columns),
-            rotation=step.rotation(*embeddings),
-            factors=(self._factors[0], self._factors[1]),
-            epsilon=self._epsilon,
-        )
-        output = attend(projections, self.heads, keys, values, step.parts, self.rules)
-        attend_far(step, output, keys, values, self.rules, output)
-        return output
 
 
 def _added(linear: nn.Module, inputs: Tensor, rows: Tensor) -> Tensor:

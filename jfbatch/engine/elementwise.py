@@ -47,17 +47,11 @@ class Normalisation(nn.Module):
         return output.view(rows.shape)
 
 
-class GatedProjection(nn.Module):
-    """down(silu(gate(x)) * up(x)); the matrices of gate and up are one."""
+class SiluGates(nn.Module):
+    """silu(gates) * rows, which come side by side."""
 
-    def __init__(self, layer: Any) -> None:
-        super().__init__()
-        self.gate_up_proj: nn.Module = joined(layer.gate_proj, layer.up_proj)
-        self.down_proj: nn.Module = layer.down_proj
-
-    def gated(self, rows: Tensor) -> Tensor:
-        """silu(gate(x)) * up(x): [..., width] -> [..., inner width]."""
-        both: Tensor = self.gate_up_proj(rows)
+    def forward(self, both: Tensor) -> Tensor:
+        """[..., 2 * width] -> [..., width]."""
         output: Tensor = both.new_empty(*both.shape[:-1], both.shape[-1] // 2)
         flat, results = both.view(-1, both.shape[-1]), output.view(-1, output.shape[-1])
         _by_rows(
@@ -67,9 +61,19 @@ class GatedProjection(nn.Module):
         )
         return output
 
+
+class GatedProjection(nn.Module):
+    """down(silu(gate(x)) * up(x)); the matrices of gate and up are one."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.gate_up_proj: nn.Module = joined(layer.gate_proj, layer.up_proj)
+        self.gates = SiluGates()
+        self.down_proj: nn.Module = layer.down_proj
+
     def forward(self, rows: Tensor) -> Tensor:
         """[..., width] -> the same shape and dtype."""
-        projected: Tensor = self.down_proj(self.gated(rows))
+        projected: Tensor = self.down_proj(self.gates(self.gate_up_proj(rows)))
         return projected
 
 

@@ -23,7 +23,7 @@ from jfbatch.engine.sequence import Sequence
 SHORTEST_SHARED = 16
 # The pool gives length back once this much of it is unused.
 SHRINK_AT = 4 * GROWTH
-PREFILL_CHUNK = 256
+PREFILL_CHUNK = 1024
 # Where steps are replayed: larger chunks, so that few steps prefill; the shortest pool; and the share of the
 # places that are free before rows come in.
 PREFILL_CHUNK_STEADY = 2048

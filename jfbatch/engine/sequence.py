@@ -6,7 +6,7 @@ by the matcher; drafts are a guess that the next step verifies. Everything else 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
@@ -23,6 +23,7 @@ class Request:
     """One row to decode. `key` names it in its randomness and its Completion.
 
     group: rows of one group have the same grammar, so what one of them wrote is a guess for the others.
+    unused: how many of max_tokens are lost to the output as it stands, such as those that thinking left over.
     """
 
     key: str
@@ -32,6 +33,7 @@ class Request:
     temperature: float = 0.0
     seed: int = 0
     group: str | None = None
+    unused: Callable[[], int] | None = None
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,9 @@ class Sequence:
 
     @property
     def tokens_left(self) -> int:
-        return self.limit - self.output_tokens
+        unused = self.request.unused
+        most = self.limit if unused is None else min(self.limit, self.request.max_tokens - unused())
+        return most - self.output_tokens
 
     @property
     def pending(self) -> int:

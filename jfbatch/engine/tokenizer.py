@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jfbatch.engine.hub import hub_answers
 from jfbatch.engine.model import (
     DEMO,
     LOAD_FAULTS,
@@ -55,7 +56,8 @@ def load_tokenizer(name: str, cache_dir: Path, trust_remote_code: bool = False) 
     try:
         if (directory / "tokenizer.json").is_file() and (found := _from_directory(directory)):
             return found
-        return _from_transformers(name, gguf, trust_remote_code)
+        is_here = gguf is not None or directory.is_dir() or not hub_answers(name)
+        return _from_transformers(name, gguf, trust_remote_code, is_here)
     except LOAD_FAULTS as error:
         raise ModelError(f"{name}: its tokenizer cannot be loaded: {first_line(error)}") from error
 
@@ -75,11 +77,14 @@ def _from_directory(directory: Path) -> ModelTokenizer | None:
     return ModelTokenizer(tokenizer, context_length(_Configuration(values)))
 
 
-def _from_transformers(name: str, gguf: Path | None, trust_remote_code: bool) -> ModelTokenizer:
+def _from_transformers(
+    name: str, gguf: Path | None, trust_remote_code: bool, is_here: bool
+) -> ModelTokenizer:
     """By transformers' own rules, which import torch: GGUF metadata, hub names, other tokenizer files."""
     from transformers import AutoConfig, AutoTokenizer
 
-    source, options = (name, {}) if gguf is None else (str(gguf.parent), {"gguf_file": gguf.name})
-    tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code, **options)
-    config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code, **options)
+    source, file = (name, {}) if gguf is None else (str(gguf.parent), {"gguf_file": gguf.name})
+    options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "local_files_only": is_here, **file}
+    tokenizer = AutoTokenizer.from_pretrained(source, **options)
+    config = AutoConfig.from_pretrained(source, **options)
     return ModelTokenizer(tokenizer, context_length(config))

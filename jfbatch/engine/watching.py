@@ -12,6 +12,8 @@ from typing import Any, ParamSpec, TypeVar
 
 from torch import nn
 
+from jfbatch.engine.elementwise import SiluGates
+
 Span = Callable[[str], AbstractContextManager[object]]
 """Times what is done inside it under the name given; `contextlib.nullcontext` times nothing."""
 
@@ -38,8 +40,8 @@ def watched(span: Span, name: str, function: Callable[Arguments, Result]) -> Cal
 def watch_modules(model: Any, span: Span) -> int:
     """Put spans around the model's modules by what they do; returns how many modules have one.
 
-    What is left of an attention module, less the linear layers inside it, is rotation, KV writes and
-    attention; of a gated layer, the activation; of the forward pass, embedding, residuals and the layout.
+    What is left of an attention module, less the linear layers inside it where it has any, is rotation, KV
+    writes and attention; of a gated layer, the activation; of the forward pass, embedding and the layout.
     """
     head = model.get_output_embeddings()
     watched = 0
@@ -55,7 +57,7 @@ def _kind(module: nn.Module, head: nn.Module | None) -> str | None:
         return "LM head"
     if hasattr(module, "in_features") and hasattr(module, "out_features"):
         return "linear"
-    if hasattr(module, "gate_proj") and hasattr(module, "up_proj"):
+    if isinstance(module, SiluGates) or (hasattr(module, "gate_proj") and hasattr(module, "up_proj")):
         return "gates"
     if hasattr(module, "layer_idx") and hasattr(module, "head_dim"):
         return "attention"

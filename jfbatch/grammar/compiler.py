@@ -49,7 +49,7 @@ BackendChoice = Literal["auto", "fsm", "llguidance", "xgrammar", "outlines"]
 FALLBACK: BackendName = "llguidance"
 """What "auto" tries where fsm refuses a pattern."""
 
-FORMAT = "jfbatch-grammar-1"
+FORMAT = "jfbatch-grammar-2"
 _FOREIGN_BYTES = 256 * 1024  # an estimate: other engines do not say what a grammar takes
 _REFUSAL_BYTES = 4096  # with the pattern's job and future
 STACK_BYTES = 512 * 1024 * 1024  # of a compiling thread: virtual, touched only by deeply nested patterns

@@ -118,10 +118,13 @@ class Grammar:
         objects: Objects = "closed",
         strict: bool = False,
         max_string: int | None = None,
+        integers: Integers = "any",
     ) -> Grammar:
         """Free text with tags around JSON values (`tags.tags_to_rules`). Raises InvalidGrammar."""
         with _collector_paused():
-            compiled = tags_to_rules(spec, style, objects, strict, _absent_bytes(vocabulary), max_string)
+            compiled = tags_to_rules(
+                spec, style, objects, strict, _absent_bytes(vocabulary), max_string, integers
+            )
             program = _program(compiled.rules, vocabulary)
         return Grammar(program, vocabulary, compiled.unenforced, compiled.warnings)
 
@@ -151,7 +154,7 @@ class Grammar:
         if kind == "grammar":
             return Grammar.from_grammar(text, vocabulary)
         if kind == "tags":
-            return Grammar.from_tags(text, vocabulary, style, objects, strict, max_string)
+            return Grammar.from_tags(text, vocabulary, style, objects, strict, max_string, integers)
         if kind == "reasoning":
             return Grammar(_program(reasoning_to_rules(text), vocabulary), vocabulary)
         raise InvalidGrammar(

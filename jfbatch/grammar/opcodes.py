@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numba
 import numpy as np
 from numpy.typing import NDArray
+
+from jfbatch.kernel_cache import Kernel, compiled
 
 # Opcodes. x, y, z are operands; "next" is an instruction.
 BYTE = 0  # consume a byte of set x, then y
@@ -91,9 +92,6 @@ class Store(NamedTuple):
     meta: NDArray[np.int64]
 
 
-Kernel = TypeVar("Kernel", bound=Callable[..., Any])
-
-
 def _cache_of_these_kernels() -> str:
     """Where compiled kernels are kept: a directory named by the source of them all.
 
@@ -120,6 +118,6 @@ def jit(function: Kernel) -> Kernel:
     before = numba.config.CACHE_DIR
     numba.config.CACHE_DIR = before or _CACHE
     try:
-        return numba.njit(cache=True, nogil=True)(function)
+        return compiled(function)
     finally:
         numba.config.CACHE_DIR = before

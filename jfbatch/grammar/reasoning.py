@@ -52,7 +52,7 @@ class ReasoningMatcher:
 
     def __init__(self, reasoning: Reasoning, inner: Matcher) -> None:
         self._grammar = reasoning.grammar
-        self._limit = reasoning.limit
+        self._limit, self._most = reasoning.limit, reasoning.most_tokens
         self._inner = inner
         self._states = [self._grammar.automaton.start]
         self._thought: list[int] = []  # the tokens of the thinking; the last may end behind it
@@ -67,6 +67,10 @@ class ReasoningMatcher:
     @property
     def _must_close(self) -> bool:
         return len(self._thought) >= self._limit or self._closing_from is not None
+
+    def unused_tokens(self) -> int:
+        """How many tokens of `Reasoning.most_tokens` the thinking has left over; 0 while it goes on."""
+        return 0 if self._is_thinking else max(self._most - len(self._thought), 0)
 
     def token_mask(self) -> NDArray[np.uint32]:
         if not self._is_thinking:

@@ -26,7 +26,7 @@ from jfbatch.grammar.expression import (
     repeat,
     sequence,
 )
-from jfbatch.grammar.json_schema import CompiledSchema, schema_to_rules
+from jfbatch.grammar.json_schema import CompiledSchema, Integers, schema_to_rules
 from jfbatch.grammar.json_schema.layout import Style
 from jfbatch.grammar.regex import RAW_UTF8
 from jfbatch.grammar.regex.characters import ANY_CHARACTER, character_expression
@@ -52,6 +52,7 @@ def tags_to_rules(
     strict: bool,
     absent_bytes: frozenset[int] = frozenset(),
     max_string: int | None = None,
+    integers: Integers = "any",
 ) -> CompiledSchema:
     """The rules of a "tags" pattern.
 
@@ -59,8 +60,8 @@ def tags_to_rules(
     errors; `triggers` the texts that free text cannot hold but at the start of a tag, none inside another;
     every begin starts with a trigger. `text` says whether free text may stand around the tags: if not,
     they follow each other with `between` in between. `least` and `most` (null: any) bound their number.
-    `absent_bytes` cannot be written. Raises UnsupportedSchema, whose path begins with a tag's place, and
-    InvalidGrammar.
+    `absent_bytes` cannot be written; the other options are a schema's. Raises UnsupportedSchema, whose path
+    begins with a tag's place, and InvalidGrammar.
     """
     spec = json.loads(text)
     rules: dict[str, Expression] = {}
@@ -69,7 +70,18 @@ def tags_to_rules(
     warnings: dict[str, None] = {}
     for number, tag in enumerate(spec["tags"]):
         place = tag["place"]
-        compiled = _schema_rules(tag["schema"], place, style, objects, strict, max_string, f"{number}.")
+        try:
+            compiled = schema_to_rules(
+                tag["schema"],
+                style=style,
+                objects=objects,
+                strict=strict,
+                max_string=max_string,
+                integers=integers,
+                prefix=f"{number}.",
+            )
+        except UnsupportedSchema as error:
+            raise UnsupportedSchema(f"{place}{error.path}", error.keyword, error.reason) from None
         if not _is_productive(compiled.rules, absent_bytes):
             raise UnsupportedSchema(place, "schema", "no value can satisfy it")
         rules.update(compiled.rules.rules)
@@ -89,23 +101,6 @@ def reasoning_to_rules(text: str) -> RuleSet:
     spec = json.loads(text)
     end = spec["end"].encode()
     return RuleSet(sequence(text_up_to(end, (end,)), literal(spec["after"])))
-
-
-def _schema_rules(
-    schema: Any,
-    place: str,
-    style: Style,
-    objects: Literal["open", "closed"],
-    strict: bool,
-    max_string: int | None,
-    prefix: str,
-) -> CompiledSchema:
-    try:
-        return schema_to_rules(
-            schema, style=style, objects=objects, strict=strict, max_string=max_string, prefix=prefix
-        )
-    except UnsupportedSchema as error:
-        raise UnsupportedSchema(f"{place}{error.path}", error.keyword, error.reason) from None
 
 
 def _is_productive(rules: RuleSet, absent_bytes: frozenset[int]) -> bool:

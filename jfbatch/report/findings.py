@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from jfbatch.report.progress import LastingConsole
+
 Verdict = Literal["enforced", "checked", "refused"]
 
 _SHOWN_PATTERNS = 100
@@ -60,13 +62,17 @@ class RowFinding:
 
 @dataclass
 class Findings:
-    """All that was found. `faults` has the first rows that would fail; `fault_counts` counts all of them."""
+    """All that was found. `faults` has the first rows that would fail; `fault_counts` counts all of them.
+
+    `unheeded` counts rows by the fields they ask for that have no effect.
+    """
 
     rows: int = 0
     patterns: list[PatternFinding] = field(default_factory=list)
     faults: list[RowFinding] = field(default_factory=list)
     fault_counts: Counter[str] = field(default_factory=Counter)
     damage: str | None = None
+    unheeded: Counter[str] = field(default_factory=Counter)
 
     @property
     def rows_failing(self) -> int:
@@ -82,12 +88,13 @@ class Findings:
             "failing": [asdict(fault) for fault in self.faults],
             "failing_left_out": self.rows_failing - len(self.faults),
             "damage": self.damage,
+            "without_effect": dict(self.unheeded),
         }
 
 
 def print_findings(findings: Findings, console: Console | None = None) -> None:
     """Print a table of the patterns, remarks on them, the rows that would fail, and one line on it all."""
-    console = console or Console(highlight=False)
+    console = console or LastingConsole(highlight=False)
     # Those with something to say come first; where all are fine, the order of the input stays.
     order = {"refused": 0, "checked": 1, "enforced": 2}
     ranked = sorted(
@@ -102,6 +109,10 @@ def print_findings(findings: Findings, console: Console | None = None) -> None:
             console.print(Text(f"pattern {number} (first at {pattern.first}) {remark}"), soft_wrap=True)
     if len(ranked) > len(shown):
         console.print(f"{len(ranked) - len(shown):,} more patterns; --json lists all of them")
+    for name, count in findings.unheeded.most_common():
+        console.print(
+            Text(f"warning: {name} has no effect here, though {count:,} rows ask for it"), soft_wrap=True
+        )
     for fault in findings.faults[:_SHOWN_FAULTS]:
         console.print(Text(f"{fault.status}: {fault.reason}"), soft_wrap=True)
     if (left := findings.rows_failing - len(findings.faults[:_SHOWN_FAULTS])) > 0:

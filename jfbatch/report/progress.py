@@ -5,18 +5,17 @@ The caller may report after every step; all but a few calls a second cost one cl
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from types import TracebackType
-from typing import TextIO
+from typing import TextIO, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as RichProgress
 
+from jfbatch.report.lasting import silence
 from jfbatch.report.statistics import RunStatistics
 
 _TERMINAL_INTERVAL = 0.2  # seconds between two drawings
@@ -52,10 +51,9 @@ class LastingConsole(Console):
     """A console whose reader may go: rich would end the program, in the middle of a run."""
 
     def on_broken_pipe(self) -> None:
-        """Say nothing more; what is still buffered goes nowhere, or Python's end would be a failure."""
+        """Say nothing more."""
         self.quiet = True
-        with suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
-            os.dup2(nowhere.fileno(), self.file.fileno())
+        silence(cast(TextIO, self.file))
 
 
 class Progress:

@@ -16,7 +16,7 @@ class RunStatistics:
 
     `rows_total` is None while the input is still being read. `rows_kept` are rows that an earlier start
     had finished; they are in `status_counts` too. `rows_failed_before` are the failed ones among those in
-    `status_counts`.
+    `status_counts`. `unheeded` counts rows by the fields they ask for that have no effect.
     """
 
     rows_total: int | None = None
@@ -34,6 +34,7 @@ class RunStatistics:
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     elapsed_seconds: float = 0.0
+    unheeded: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def rows_done(self) -> int:
@@ -94,12 +95,15 @@ _SUMMED = (
 def summed(workers: Sequence[RunStatistics], elapsed_seconds: float) -> RunStatistics:
     """One snapshot of several processes at one run; the times spent on its parts add up over them."""
     counts: Counter[str] = Counter()
+    unheeded: Counter[str] = Counter()
     for worker in workers:
         counts.update(worker.status_counts)
+        unheeded.update(worker.unheeded)
     totals = [worker.rows_total for worker in workers]
     return RunStatistics(
         rows_total=None if None in totals else sum(filter(None, totals)),
         status_counts=counts,
         elapsed_seconds=elapsed_seconds,
+        unheeded=dict(unheeded),
         **{name: sum(getattr(worker, name) for worker in workers) for name in _SUMMED},
     )

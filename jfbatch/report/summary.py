@@ -46,6 +46,9 @@ def summary_lines(statistics: RunStatistics, output: Path | None) -> list[tuple[
         ("time", f"{format_seconds(statistics.elapsed_seconds)}: {', '.join(times)}"),
         ("speed", f"{statistics.rows_per_second:.2f} rows/s, {statistics.tokens_per_second:.0f} tokens/s"),
     ]
+    if statistics.unheeded:
+        told = ", ".join(f"{name} in {count:,} rows" for name, count in statistics.unheeded.items())
+        lines.append(("without effect", told))
     if output is not None:
         lines.append(("output", str(output)))
     return lines

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jfbatch.errors import UsageError
+from jfbatch.report.progress import LastingConsole
 
 # Columns that say how a row was made rather than what it says; shown only when asked for.
 _COUNTERS = frozenset(
@@ -39,7 +40,7 @@ def print_rows(
     rows: Sequence[Mapping[str, Any]], columns: Sequence[str], total: int, console: Console | None = None
 ) -> None:
     """Print rows as a table; empty columns are left out, and a last line says how many rows there are."""
-    console = console or Console(highlight=False)
+    console = console or LastingConsole(highlight=False)
     table = Table(box=box.SIMPLE_HEAD)
     shown = [name for name in columns if any(row[name] is not None for row in rows)]
     for name in shown:

@@ -36,7 +36,8 @@ class Journal:
     """The header: the run's settings, the table's format, kept columns and layout, its rows and statuses.
 
     `parts` is the number of the last part that went into it; `table` identifies the table it belongs to;
-    `further` are the columns that only some tables have (columns.Columns.further).
+    `further` are the columns that only some tables have (columns.Columns.further). `numbers` tells rows'
+    numbers in the input apart where they are not 0, 1, 2, ... (see `numbering`).
     """
 
     fingerprint: Mapping[str, str]
@@ -48,6 +49,14 @@ class Journal:
     table: str = ""
     statuses: Mapping[str, int] = field(default_factory=dict)
     further: Sequence[str] = ()
+    numbers: str = ""
+
+
+def numbering(numbers: NDArray[np.int64]) -> str:
+    """A digest of rows' numbers in the input, "" where no row between them is left out."""
+    if np.array_equal(numbers, np.arange(len(numbers))):
+        return ""
+    return hashlib.blake2b(numbers.astype("<i8").tobytes(), digest_size=16).hexdigest()
 
 
 def table_identity(path: Path) -> str:

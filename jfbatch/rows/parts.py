@@ -9,7 +9,8 @@ import contextlib
 import json
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,6 @@ _DONE = "done.json"
 WAITING_JOURNAL = "journal"
 """The journal of a table that is about to appear."""
 _PART_NAME = re.compile(r"part-(\d+)\.parquet")
-_KEY_COLUMNS = ["_key", "_content", "_line", "status", "_is_json"]
 
 
 class PartDirectory:
@@ -121,43 +121,43 @@ def part_name(number: int) -> str:
 # Files are opened here, as pyarrow takes no name that is not UTF-8.
 
 
-def read_part(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
+def read_part(path: Path) -> pa.Table:
     """A part's rows. Raises OutputError on a damaged one."""
     try:
-        with open(path, "rb") as stream, pq.ParquetFile(stream, page_checksum_verification=True) as file:
-            return file.read(columns=list(columns) if columns else None, use_threads=False)
-    except (OSError, pa.ArrowException) as error:
+        return _read(path)
+    except (OSError, ValueError, pa.ArrowException) as error:
         reason = " ".join(str(error).split())[:200]
         raise OutputError(
-            f"{path} is damaged: {reason}; delete it and run the same command again: its rows are run again"
+            f"{path} is damaged: {reason}; run the same command again: its rows are run again"
         ) from None
 
 
-def has_values(path: Path, column: str) -> bool | None:
-    """Whether any row of a part has something in a column; None, with a warning, where that is damaged."""
-    try:
-        with open(path, "rb") as stream, pq.ParquetFile(stream, page_checksum_verification=True) as file:
-            values = file.read(columns=[column], use_threads=False).column(0)
-    except (OSError, ValueError, pa.ArrowException) as error:
-        _warn_of_damage(path, error)
-        return None
-    return bool(values.null_count < len(values))
+@dataclass(frozen=True)
+class PartContent:
+    """What a whole part holds: finished.RECORD[rows], its bytes unpacked, whether any row has a reasoning."""
+
+    records: NDArray[Any]
+    bytes: int
+    has_reasoning: bool
 
 
-def read_records(path: Path) -> tuple[NDArray[Any], int] | None:
-    """(finished.RECORD[rows], bytes unpacked) of a part; None, with a warning, where it is not whole."""
+def read_content(path: Path) -> PartContent | None:
+    """What a part holds; None, with a warning, where it is not whole.
+
+    All of it is read, checksums included: a column that only the end needs would be missed there.
+    """
     try:
-        with open(path, "rb") as stream, pq.ParquetFile(stream, page_checksum_verification=True) as file:
-            if file.schema_arrow.remove_metadata() != PART_SCHEMA:
-                raise pa.ArrowInvalid("not a part of this version")
-            table = file.read(columns=_KEY_COLUMNS, use_threads=False)
-            groups = range(file.metadata.num_row_groups)
-            size = sum(file.metadata.row_group(group).total_byte_size for group in groups)
-        return records_of(table), size
+        table = _read(path)
+        reasoning = table.column("reasoning")
+        return PartContent(records_of(table), table.nbytes, reasoning.null_count < len(reasoning))
     except (OSError, ValueError, pa.ArrowException) as error:
-        _warn_of_damage(path, error)
+        logger.warning("%s is not a whole part (%s): its rows are run again", path, str(error)[:200])
         return None
 
 
-def _warn_of_damage(path: Path, error: Exception) -> None:
-    logger.warning("%s is not a whole part (%s): its rows are run again", path, str(error)[:200])
+def _read(path: Path) -> pa.Table:
+    """Raises OSError, ValueError or pa.ArrowException where the file is not a whole part of this version."""
+    with open(path, "rb") as stream, pq.ParquetFile(stream, page_checksum_verification=True) as file:
+        if file.schema_arrow.remove_metadata() != PART_SCHEMA:
+            raise pa.ArrowInvalid("not a part of this version")
+        return file.read(use_threads=False)

@@ -14,7 +14,14 @@ from jinja2 import TemplateError
 from jfbatch.errors import UsageError
 from jfbatch.rows.json_text import parse
 from jfbatch.rows.row import Row, RowProblem
-from jfbatch.rows.tools import ToolFormat, described, format_in, takes_tools, tools_of
+from jfbatch.rows.tools import (
+    ToolFormat,
+    described,
+    format_in,
+    names_left_to_the_model,
+    takes_tools,
+    tools_of,
+)
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 """Who may speak in a chat. A template would write any other name into the prompt, a misspelt one too."""
@@ -33,7 +40,7 @@ class PromptRenderer:
 
     `system` is put before rows that have no system message of their own. `raw` takes a prompt as it is,
     with just the tokens that the tokenizer itself adds (such as a begin-of-text token). `tool_format` is how
-    calls of tools are written, by default as the chat template shows them.
+    calls of tools are written, by default as the chat template shows them (a raw prompt's too).
     Raises UsageError where the tokenizer has no chat template and `raw` is off, or `raw` meets `system`.
     """
 
@@ -53,7 +60,7 @@ class PromptRenderer:
         self._tokenizer = tokenizer
         self._system = system
         self._raw = raw
-        self._template = "" if raw else chat_template(tokenizer)
+        self._template = chat_template(tokenizer)
         self.tool_format = tool_format or format_in(self._template)
 
     @property
@@ -63,21 +70,17 @@ class PromptRenderer:
 
     def text(self, row: Row) -> str:
         """The prompt's text. Raises RowProblem where the row does not fit the template or the raw mode."""
-        if self._raw:
-            if row.prompt is None:
-                raise RowProblem(
-                    "messages need the chat template: give a prompt, or leave out --raw", "messages"
-                )
-            return row.prompt
-        messages: list[dict[str, Any]] = row.messages or [{"role": "user", "content": row.prompt or ""}]
-        if self._system is not None and messages[0]["role"] != "system":
-            messages = [{"role": "system", "content": self._system}, *messages]
         tools = list(tools_of(row.pattern)) if row.pattern is not None and row.pattern.kind == "tools" else []
         if tools and self.tool_format is None:
             raise RowProblem(
                 "the model's chat template shows tools in an unknown form: give it with --tool-format",
                 "tools",
             )
+        if self._raw:
+            return _raw_prompt(row)
+        messages: list[dict[str, Any]] = row.messages or [{"role": "user", "content": row.prompt or ""}]
+        if self._system is not None and messages[0]["role"] != "system":
+            messages = [{"role": "system", "content": self._system}, *messages]
         if tools and self.tool_format is not None and not takes_tools(self._template):
             messages = _with_system(messages, described(tools, self.tool_format))
             tools = []
@@ -104,6 +107,10 @@ class PromptRenderer:
         ids: list[list[int]] = encoded["input_ids"]
         return ids
 
+    def count_tokens(self, text: str) -> int:
+        """How many tokens a text has that is an output, so without what a tokenizer adds around one."""
+        return len(self._tokenizer.encode(text, add_special_tokens=False))
+
     def render(self, rows: Sequence[Row]) -> list[Rendered | RowProblem]:
         """One result per row, in order: the rendered prompt, or what is wrong with that row."""
         texts: list[str | RowProblem] = []
@@ -128,6 +135,21 @@ def chat_template(tokenizer: Any) -> str:
     """The text of a tokenizer's chat templates, "" where it has none."""
     template = getattr(tokenizer, "chat_template", None) or ""
     return template if isinstance(template, str) else "\n".join(map(str, dict(template).values()))
+
+
+def _raw_prompt(row: Row) -> str:
+    """The prompt as it is. Raises RowProblem where the model would not see all that the row says."""
+    if row.prompt is None:
+        raise RowProblem("messages need the chat template: give a prompt, or leave out --raw", "messages")
+    if row.pattern is not None and row.pattern.kind == "tools":
+        names = names_left_to_the_model(row.pattern)
+        if names and not any(name in row.prompt for name in names):
+            raise RowProblem(
+                "with --raw the model sees the prompt alone, which names none of the tools "
+                f"({', '.join(names)[:100]}): tell of them there, name one as tool_choice, or drop --raw",
+                "tools",
+            )
+    return row.prompt
 
 
 def _with_system(messages: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:

@@ -11,8 +11,11 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import date
+from decimal import Decimal
 from functools import lru_cache
 from typing import Any
+from uuid import UUID
 
 from jfbatch.errors import InputError
 from jfbatch.rows import constraint, sources
@@ -21,6 +24,8 @@ from jfbatch.rows.json_text import column_of_lone_surrogate, is_utf8, parse, pri
 from jfbatch.rows.prompt import read_messages
 from jfbatch.rows.row import Pattern, Row, RowProblem, digest
 from jfbatch.rows.sources import Record
+from jfbatch.rows.unheeded import FIELDS as UNHEEDED
+from jfbatch.rows.unheeded import unheeded
 
 MAXIMUM_TOKENS = 2**31 - 1
 _LINE_BITS = 40
@@ -55,7 +60,7 @@ def check_inputs(inputs: Sequence[str], options: ReaderOptions | None = None) ->
     wanted = [options.prompt_column] if options.prompt_column else ["prompt", "messages", "body"]
     for name in files:
         if name != sources.STDIN:
-            sources.check_columns(name, wanted, "--prompt-column")
+            sources.check_file(name, wanted, _columns(options))
     return files
 
 
@@ -97,6 +102,13 @@ def _shared(kind: Any, text: str) -> Pattern:
     return Pattern(kind, text)
 
 
+def _columns(options: ReaderOptions) -> list[str]:
+    """The columns of a table that have a say in its rows."""
+    renamed = (options.prompt_column, options.schema_column, options.id_column)
+    fields = [*_FIELDS, "id", "custom_id", "body", *constraint.FIELDS, *UNHEEDED, *options.keep]
+    return [*dict.fromkeys([*fields, *(name for name in renamed if name)])]
+
+
 class _RowReader:
     """Turns records into rows and remembers which identities it has met."""
 
@@ -107,13 +119,7 @@ class _RowReader:
         self._ids = DigestTable()
         self._contents = DigestTable()
         self._repeats: dict[bytes, int] = {}
-        renamed = (options.prompt_column, options.schema_column, options.id_column)
-        self.columns = [
-            *dict.fromkeys(
-                [*_FIELDS, "id", "custom_id", "body", *constraint.FIELDS, *options.keep]
-                + [name for name in renamed if name]
-            )
-        ]
+        self.columns = _columns(options)
 
     def row(self, record: Record, number: int, tabular: bool) -> Row:
         name = self._names[number]
@@ -207,6 +213,8 @@ class _RowReader:
         values["temperature"] = _temperature(inner.get("temperature"))
         values["seed"] = _whole("seed", inner.get("seed"), -(2**63), 2**63 - 1)
         values["backend"] = constraint.read_backend(inner, not options.open_objects)
+        is_request = body is not None or messages is not None
+        values["unheeded"] = unheeded(inner, options.keep, is_request, values["temperature"])
         values["content"] = _content(values)
 
 
@@ -253,7 +261,8 @@ def _message(name: str, record: Record, text: str, problem: RowProblem) -> str:
 
 def _json_type(value: Any) -> str:
     names = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
-    return names.get(type(value), "a number")
+    names |= {int: "a number", float: "a number", bytes: "bytes that are no UTF-8"}
+    return names.get(type(value), f"a value of type {type(value).__name__}")  # in cells of tables
 
 
 def _shown(value: Any) -> str:
@@ -266,6 +275,8 @@ def _identity(fields: Mapping[str, Any], column: str | None) -> str | None:
         value = fields.get(name)
         if value is None:
             continue
+        if isinstance(value, date | Decimal | UUID):  # in cells of tables
+            value = str(value)
         if isinstance(value, bool) or not isinstance(value, str | int | float):
             raise RowProblem(f"{name} must be text or a number, not {_json_type(value)}", name)
         identity = value if isinstance(value, str) else repr(value)
@@ -300,6 +311,8 @@ def _number(name: str, value: Any) -> int | float | None:
             raise RowProblem(f"{name} must be a number, not {_shown(value)}", name) from None
     if value is None:
         return None
+    if isinstance(value, Decimal):
+        value = float(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise RowProblem(f"{name} must be a number, not {_json_type(value)}", name)
     if not math.isfinite(value) if isinstance(value, float) else False:

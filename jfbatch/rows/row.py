@@ -77,7 +77,8 @@ class Row:
     `key` is the row's identity and `content` (16 bytes) the digest of everything that decides its result:
     the same key with another content is a changed row. `extra` has the fields that `keep` names and the
     row has. `backend` is one of BACKENDS where the row chooses. Where `error` is set the row is
-    invalid_input, and prompt, messages and pattern mean nothing. Otherwise exactly one of `prompt` and
+    invalid_input, and prompt, messages and pattern mean nothing. `unheeded` names fields that ask for what
+    has no effect here (unheeded.py). Otherwise exactly one of `prompt` and
     `messages` ([{"role", "content"}, ...]; see prompt.read_messages) is set.
     """
 
@@ -96,6 +97,7 @@ class Row:
     backend: str | None = None
     extra: dict[str, Any] = field(default_factory=dict)
     error: str | None = None
+    unheeded: tuple[str, ...] = ()
 
 
 def digest(data: str | bytes) -> bytes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from jfbatch.rows.durable import OutputLock, output_errors
 from jfbatch.rows.parts import PartDirectory
 from jfbatch.rows.shard import Shard, ShardBy
 
+_SIBLING_SECONDS = 3.0  # in which another shard has removed what both are to remove
 _NAME = re.compile(r"(\d+)-of-(\d+)")
 
 
@@ -68,7 +70,8 @@ def check_neighbours(
 ) -> None:
     """Raises UsageError where this output was begun in a way that does not go with `shard` (None: without).
 
-    With `overwrite`, shards are removed before a run without them, and may differ in their settings.
+    With `overwrite`, shards are removed before a run without them, as are parts of a run without shards and
+    with other settings before shards, which may differ in theirs.
     """
     if shard is None:
         if overwrite:
@@ -77,10 +80,35 @@ def check_neighbours(
         return
     _check_siblings(output, shard, fingerprint, overwrite)
     alone = PartDirectory(output.with_name(output.name + ".parts"))
-    if not overwrite and alone.path.is_dir() and alone.numbered():
+    if not _has_parts(alone):
+        return
+    if not overwrite:
         raise UsageError(
-            f"{output} was begun without shards: continue it without --shard, or remove {alone.path}"
+            f"{output} was begun without shards: continue it without --shard, --overwrite it, or remove "
+            f"{alone.path}"
         )
+    if (alone.settings() or {}).get("fingerprint") != fingerprint:  # else the merge takes them in
+        _discard_alone(output, alone)
+
+
+def _has_parts(directory: PartDirectory) -> bool:
+    return directory.path.is_dir() and bool(directory.numbered())
+
+
+def _discard_alone(output: Path, alone: PartDirectory) -> None:
+    """Removes parts of a run without shards; several shards may be at it. Raises UsageError if it runs."""
+    latest = time.monotonic() + _SIBLING_SECONDS
+    while _has_parts(alone):
+        try:
+            lock = OutputLock(alone.path / "lock", str(output))
+        except UsageError:
+            if time.monotonic() > latest:
+                raise
+            time.sleep(0.1)
+            continue
+        alone.remove()
+        lock.release(remove=True)
+    alone.remove_if_empty()
 
 
 def _check_siblings(output: Path, shard: Shard, fingerprint: Mapping[str, str], overwrite: bool) -> None:

@@ -6,12 +6,15 @@ Everything streams. A file that breaks off gives its whole records first, then a
 from __future__ import annotations
 
 import csv
+import errno
 import glob
 import io
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -27,6 +30,8 @@ STDIN = "-"
 _ROW_SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet", ".csv", ".tsv")
 _PACKED_SUFFIXES = (".gz", ".zst")
 _PARQUET_BATCH_ROWS = 256
+_PARQUET_MAGIC = b"PAR1"
+_HEAD_BYTES = 256
 MAXIMUM_LINE_BYTES = 1 << 30
 """A line above 1 GiB is refused as a row (and skipped without being held in memory)."""
 
@@ -51,6 +56,8 @@ def expand(inputs: Sequence[str], exclude: Iterable[str] = ()) -> list[str]:
     excluded = {Path(name).resolve() for name in exclude}
     files: list[str] = []
     for name in inputs:
+        if not name:
+            raise UsageError("the name of an input is empty: name a file, a directory, a glob or - for stdin")
         if name == STDIN:
             if STDIN in files:
                 raise UsageError("stdin (-) is named twice: it can be read only once")
@@ -93,25 +100,66 @@ def display_name(name: str) -> str:
     return "stdin" if name == STDIN else printable(name)
 
 
-def check_columns(name: str, wanted: Sequence[str], flag: str) -> None:
-    """Raises UsageError where a table has none of the `wanted` columns; other formats have no columns."""
-    suffix = _unpacked_suffix(name) if name != STDIN else ""
+def check_file(name: str, prompts: Sequence[str], read: Sequence[str]) -> None:
+    """Raises UsageError where a file cannot give rows: a table by its columns, others by how they begin.
+
+    A table must have one of the columns `prompts`, and of those in `read`, which count, none twice.
+    """
     try:
-        if suffix in (".csv", ".tsv"):
-            with _open(name) as stream:
-                columns: list[str] = next(iter(_csv_reader(name, stream)), [])
-        elif suffix == ".parquet":
-            with open(name, "rb") as file, pq.ParquetFile(file) as table:
-                columns = list(table.schema_arrow.names)
-        elif os.access(name, os.R_OK):
-            return
-        else:
-            raise UsageError(f"{name}: no permission to read it")
+        columns = _columns(name)
+        head = b"" if columns is not None else _head(name)
     except (OSError, pa.ArrowException, csv.Error, EOFError, TruncatedInput) as error:
         raise UsageError(f"{name}: cannot be read: {_words(error)}") from None
-    if not any(column in columns for column in wanted):
+    if columns is None:
+        _check_head(name, head)
+        return
+    if not any(column in columns for column in prompts):
         shown = ", ".join(columns[:20]) or "none"
-        raise UsageError(f"{name}: no column {' or '.join(wanted)} (it has: {shown}): name one with {flag}")
+        raise UsageError(
+            f"{name}: no column {' or '.join(prompts)} (it has: {shown}): name one with --prompt-column"
+        )
+    twice = [column for column, count in Counter(columns).items() if count > 1 and column in read]
+    if twice:
+        raise UsageError(f"{name}: the column {twice[0]} stands there twice: which one counts nobody can say")
+
+
+def _columns(name: str) -> list[str] | None:
+    """The columns of a table; None where the file is none."""
+    suffix = _unpacked_suffix(name)
+    if suffix in (".csv", ".tsv"):
+        with _open(name) as stream:
+            columns: list[str] = next(iter(_csv_reader(name, stream)), [])
+            return columns
+    if suffix == ".parquet":
+        with open(name, "rb") as file, pq.ParquetFile(file) as table:
+            return list(table.schema_arrow.names)
+    if not os.access(name, os.R_OK):
+        raise PermissionError(errno.EACCES, "no permission to read it")
+    return None
+
+
+def _head(name: str) -> bytes:
+    """The first bytes of a file of lines. A pipe can be read only once, so nothing of one."""
+    if not os.path.isfile(name):
+        return b""
+    try:
+        with _open(name) as stream:
+            return stream.read(_HEAD_BYTES)
+    except TruncatedInput:  # told with the place when it is read
+        return b""
+
+
+def _check_head(name: str, head: bytes) -> None:
+    """Raises UsageError where a file of lines is another kind of file. One of few bytes may be anything."""
+    if head.startswith(_PARQUET_MAGIC):
+        raise UsageError(f"{name}: this is a Parquet file: give it a name that ends in .parquet")
+    first = head.lstrip().split(b"\n", 1)[0].rstrip()
+    if _unpacked_suffix(name) == ".json" and (first.startswith(b"[") or first == b"{"):
+        what = "a JSON array" if first.startswith(b"[") else "JSON over several lines"
+        program = ".[]" if first.startswith(b"[") else "."
+        raise UsageError(
+            f"{name}: this is {what}, and rows are lines: jq -c '{program}' {name} makes such a file"
+        )
 
 
 def records(name: str, columns: Sequence[str]) -> Iterator[Record]:
@@ -232,9 +280,34 @@ def _parquet_records(name: str, columns: Sequence[str]) -> Iterator[Record]:
         present = [column for column in table.schema_arrow.names if column in set(columns)]
         number = 0
         for batch in table.iter_batches(batch_size=_PARQUET_BATCH_ROWS, columns=present):
-            for fields in batch.to_pylist():
+            for fields in _python_values(batch):
                 number += 1
-                yield Record(number, {key: value for key, value in fields.items() if value is not None})
+                plain = {key: _plain(value) for key, value in fields.items() if value is not None}
+                yield Record(number, plain)
+
+
+def _python_values(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    """Rows as Python has them, but for timestamps in nanoseconds, which become text. Raises ArrowInvalid."""
+    for position, column in enumerate(batch.schema):
+        if pa.types.is_timestamp(column.type) and column.type.unit == "ns":
+            batch = batch.set_column(position, column.name, batch.column(position).cast(pa.string()))
+    try:
+        rows: list[dict[str, Any]] = batch.to_pylist()
+    except (ValueError, OverflowError, ImportError) as error:  # a date beyond the year 9999, say
+        raise pa.ArrowInvalid(str(error)) from None
+    return rows
+
+
+def _plain(value: Any) -> Any:
+    """Text that a table has as bytes, and whole decimals, as they would stand in JSON; others as they are."""
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return value
+    if isinstance(value, Decimal) and value.is_finite() and value == int(value):
+        return int(value)
+    return value
 
 
 def is_table(name: str) -> bool:

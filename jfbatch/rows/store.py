@@ -25,14 +25,14 @@ from jfbatch.rows.assembly import ResultFiles, unpack_table, write_table
 from jfbatch.rows.columns import Columns
 from jfbatch.rows.durable import OutputLock, output_errors, rename
 from jfbatch.rows.finished import FinishedRows, Found, short_content
-from jfbatch.rows.journal import Journal, read_header, read_journal_records, table_identity
+from jfbatch.rows.journal import Journal, numbering, read_header, read_journal_records, table_identity
+from jfbatch.rows.output_path import check_output
 from jfbatch.rows.parts import (
     FORMAT_VERSION,
     WAITING_JOURNAL,
     PartDirectory,
-    has_values,
     part_name,
-    read_records,
+    read_content,
 )
 from jfbatch.rows.result import STATUSES, VALUE_STATUSES, RowResult, part_table
 from jfbatch.rows.row import Row, digest
@@ -121,8 +121,7 @@ class Store:
         self._base: Journal | None = None
         self._broken = False
         self.has_reasoning = False  # whether any result says what the model thought
-        if output.is_dir():
-            raise UsageError(f"{output} is a directory: name a file to write")
+        check_output(output)
         self._lock = self._lock_output(overwrite)
         try:
             self._open(overwrite)
@@ -211,12 +210,10 @@ class Store:
 
     def _load_parts(self, paths: list[Path], into: FinishedRows) -> None:
         for path in paths:
-            found = read_records(path)
-            has_reasoning = None if found is None else self.has_reasoning or has_values(path, "reasoning")
-            if found is not None and has_reasoning is not None:
-                records, size = found
-                self.has_reasoning = has_reasoning
-                into.add(records, self._files.add(path, len(records), size))
+            content = read_content(path)
+            if content is not None:
+                self.has_reasoning |= content.has_reasoning
+                into.add(content.records, self._files.add(path, len(content.records), content.bytes))
 
     # --- while rows run ------------------------------------------------------------------------------
 
@@ -322,22 +319,28 @@ class Store:
         if columns.keep != self._columns.keep:
             raise ValueError("the kept fields are fixed when the store is opened")
         sources, rows = np.array(self._sources, np.int32), np.array(self._rows, np.int32)
-        numbers = np.arange(len(sources))
+        numbers = np.arange(len(sources), dtype=np.int64)
         if partial:
             numbers = np.flatnonzero(sources != _MISSING)
             sources, rows = sources[numbers], rows[numbers]
         self._refuse_missing(int((sources == _MISSING).sum()))
         layout = f"{self._format}\n{columns.arrow_schema.to_string()}"
-        if self._base is not None and self._base.layout == layout and self._is_base(sources, rows):
+        kept = dict(zip(columns.keep, columns.kept_columns, strict=True))
+        header = Journal(
+            self._fingerprint,
+            self._format,
+            kept,
+            layout,
+            len(sources),
+            parts=self._next_number - 1,
+            further=columns.further,
+            numbers=numbering(numbers),
+        )
+        if self._base is not None and self._is_base(self._base, header, sources, rows):
             statuses = self._base.statuses
             self._end()
             return FinishedTable(self.output, len(sources), statuses, written=False)
         sources, rows = self._unpack_base(sources, rows)
-        kept = dict(zip(columns.keep, columns.kept_columns, strict=True))
-        parts = self._next_number - 1
-        header = Journal(
-            self._fingerprint, self._format, kept, layout, len(sources), parts, further=columns.further
-        )
         settings = TableSettings(
             columns, self._fingerprint, self._fingerprint.get("model", ""), self._created
         )
@@ -356,9 +359,10 @@ class Store:
         self._end()
         return FinishedTable(self.output, len(sources), header.statuses, written=True)
 
-    def _is_base(self, sources: NDArray[np.int32], rows: NDArray[np.int32]) -> bool:
+    @staticmethod
+    def _is_base(base: Journal, ours: Journal, sources: NDArray[np.int32], rows: NDArray[np.int32]) -> bool:
         """Whether the table lies there already: nothing added, changed, removed or moved."""
-        same = self._base is not None and len(sources) == self._base.rows
+        same = (base.rows, base.layout, base.numbers) == (ours.rows, ours.layout, ours.numbers)
         return same and bool((sources == _BASE).all()) and bool((rows == np.arange(len(rows))).all())
 
     def _unpack_base(

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from jfbatch.errors import UsageError
 from jfbatch.rows.columns import Columns, parse_output
 from jfbatch.rows.json_text import dump
+from jfbatch.rows.output_path import followed
 from jfbatch.rows.result import COUNTERS, PART_SCHEMA, value_json
 
 TableFormat = Literal["parquet", "jsonl", "openai"]
@@ -60,6 +61,17 @@ def table_format(output: Path, given: str | None) -> TableFormat:
         known = ", ".join(_SUFFIXES)
         raise UsageError(f"{output}: the suffix says no known format: use {known} or --output-format")
     return form
+
+
+def format_by_name(output: Path, setting: str) -> TableFormat | None:
+    """The format to give to `table_format` along with the file that `output`, a link, leads to.
+
+    None where that file's own suffix says it, or nothing does. `setting` is --output-format.
+    """
+    if setting != "auto":
+        return table_format(output, setting)
+    own = _SUFFIXES.get(followed(output).suffix.lower())
+    return None if own is not None else _SUFFIXES.get(output.suffix.lower())
 
 
 def open_writer(form: TableFormat, file: BinaryIO, settings: TableSettings) -> TableWriter:

@@ -190,6 +190,13 @@ def tools_of(pattern: Pattern) -> tuple[Any, ...]:
     return tuple(json.loads(pattern.text)["tools"])
 
 
+def names_left_to_the_model(pattern: Pattern) -> list[str]:
+    """The tools of a "tools" pattern that the model chooses from; none where the row names one to call."""
+    spec = json.loads(pattern.text)
+    named = isinstance(spec["choice"], dict)
+    return [] if named else [tool["function"]["name"] for tool in spec["tools"]]
+
+
 def _of_an_object(schema: dict[str, Any]) -> dict[str, Any]:
     """Parameters that say no type are an object's. Up to draft 7, nothing beside a $ref is read."""
     if "type" in schema:

@@ -251,3 +251,8 @@ def test_failed_rows_of_earlier_starts_do_not_stop_a_run(alone: Job, tmp_path: P
     assert process.returncode == 1, stderr
     assert [row["status"] for row in job.rows()] == ["invalid_input"] * 6 + ["ok"]
     assert not (tmp_path / "table.parquet.shards").exists()
+    write_lines(job.input, [*bad, {"id": "new", "prompt": 8}, {"id": "newer", "prompt": 9}])
+    process = job.process(*flags, "--max-failures", "2")  # reached by the last rows: all is done
+    _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 1, stderr
+    assert len(job.rows()) == 8

@@ -15,6 +15,7 @@ from huggingface_hub import constants
 
 from jfbatch.engine import hub
 from jfbatch.engine.hub import hub_answers
+from jfbatch.engine.tokenizer import load_tokenizer
 from jfbatch.errors import ModelError
 
 ANSWERS: dict[str, tuple[int, dict[str, str]]] = {
@@ -98,6 +99,12 @@ def test_without_a_network_the_answer_comes_soon_and_a_copy_is_used(
 def test_what_no_model_can_be_called_is_told(name: str) -> None:
     with pytest.raises(ModelError, match="no name that the hub allows"):
         hub_answers(name)
+
+
+@pytest.mark.usefixtures("server")
+def test_a_tokenizer_alone_is_asked_for_once_as_well(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"^no/model: there is no such model"):
+        load_tokenizer("no/model", tmp_path)
 
 
 def test_offline_nobody_is_asked(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -253,3 +253,13 @@ def test_a_real_vocabulary_may_write_the_marker_as_one_token_or_in_letters() -> 
     grammar, tagged = over(vocabulary, pattern_of("hermes")), tag_set(pattern_of("hermes"))
     for _ in range(4):
         tagged.split(random_text(grammar, chance, longest=15))
+
+
+@pytest.mark.parametrize("integers", ["int64", "any"])
+def test_integers_of_arguments_are_held_to_int64_as_those_of_schemas_are(integers: Any) -> None:
+    parameters = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    pattern = pattern_of("function", "required", [tool("f", parameters)])
+    grammar = Grammar.from_pattern(pattern.kind, pattern.text, BYTES, integers=integers)
+    largest, beyond = (f'<function=f>{{"n": {number}}}</function>' for number in (2**63 - 1, 2**63))
+    assert accepts(grammar, largest)
+    assert accepts(grammar, beyond) == (integers == "any")

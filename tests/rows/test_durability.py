@@ -160,18 +160,22 @@ def test_a_damaged_part_costs_only_its_rows(
     assert "part-000002.parquet is not a whole part" in caplog.text
 
 
-def test_a_part_damaged_in_its_reasoning_costs_only_its_rows(
-    source: Path, output: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    run(source, output, stop_after=9)
-    part = output.parent / "out.parquet.parts" / "part-000002.parquet"
+def damage(part: Path, name: str) -> None:
+    """Turn over a byte of a column's data."""
     group = pq.ParquetFile(part).metadata.row_group(0)
     columns = [group.column(number) for number in range(group.num_columns)]
-    (column,) = [column for column in columns if column.path_in_schema == "reasoning"]
+    (column,) = [column for column in columns if column.path_in_schema == name]
     data = bytearray(part.read_bytes())
-    start = column.dictionary_page_offset or column.data_page_offset
-    data[start : start + 8] = b"\xff" * 8
+    data[column.data_page_offset + column.total_compressed_size - 3] ^= 0xFF
     part.write_bytes(data)
+
+
+@pytest.mark.parametrize("column", ["_key", "text", "reasoning", "error", "backend", "_extra"])
+def test_a_part_damaged_in_any_column_costs_only_its_rows(
+    source: Path, output: Path, caplog: pytest.LogCaptureFixture, column: str
+) -> None:
+    run(source, output, stop_after=9)
+    damage(output.parent / "out.parquet.parts" / "part-000002.parquet", column)
     ran, _ = run(source, output)
     assert len(ran) == 11 + 3 and echoes(output) == PROMPTS
     assert "part-000002.parquet is not a whole part" in caplog.text
@@ -184,18 +188,20 @@ def test_an_output_whose_name_is_not_utf8_is_continued(source: Path, tmp_path: P
     assert len(ran) == 11 and table is not None and table.rows == 20
 
 
-def test_a_part_damaged_in_its_text_is_named_and_can_be_deleted(source: Path, output: Path) -> None:
+def test_a_part_that_is_damaged_while_rows_run_is_named_and_run_again_by_the_same_command(
+    source: Path, output: Path
+) -> None:
     run(source, output, stop_after=9)
     part = output.parent / "out.parquet.parts" / "part-000002.parquet"
-    column = pq.ParquetFile(part).metadata.row_group(0).column(7)
-    assert column.path_in_schema == "text"
-    data = bytearray(part.read_bytes())
-    data[column.data_page_offset + column.total_compressed_size - 3] ^= 0xFF
-    part.write_bytes(data)
-    with pytest.raises(OutputError, match=r"part-000002.parquet is damaged.*delete it") as caught:
-        run(source, output)
+
+    def damaging(row: Row) -> RowResult:
+        if row.index == 19:
+            damage(part, "text")
+        return answer(row)
+
+    with pytest.raises(OutputError, match=r"part-000002.parquet is damaged.*run the same command") as caught:
+        run(source, output, answer=damaging)
     assert caught.value.exit_code == 74
-    part.unlink()
     ran, _ = run(source, output)
     assert len(ran) == 3 and echoes(output) == PROMPTS
 

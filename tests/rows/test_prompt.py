@@ -97,3 +97,10 @@ def test_a_tokenizer_without_template_says_raw() -> None:
 def test_raw_and_system_do_not_go_together() -> None:
     with pytest.raises(UsageError, match="--system or --raw"):
         PromptRenderer(tokenizer(), system="x", raw=True)
+
+
+def test_calls_after_raw_prompts_are_written_as_the_models_template_shows_them() -> None:
+    renderer = PromptRenderer(tokenizer("{{ tools }}<function=name>"), raw=True)
+    assert renderer.tool_format is not None and renderer.tool_format.name == "function"
+    hermes = PromptRenderer(tokenizer(None), raw=True).tool_format
+    assert hermes is not None and hermes.name == "hermes"

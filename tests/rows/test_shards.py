@@ -508,3 +508,53 @@ def test_results_of_unlike_shards_have_one_place(tmp_path: Path) -> None:
         for result in rows:
             store.add(result)
     assert len(list((tmp_path / "t.parquet.shards" / "1-of-2").glob("part-*"))) == 1
+
+
+def test_partial_merges_number_rows_by_the_input_as_it_is_now(tmp_path: Path) -> None:
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.parquet"
+    rows = [{"id": f"r{n}", "prompt": f"p{n}"} for n in range(12)]
+
+    def merge_partly(now: Sequence[Mapping[str, Any]]) -> list[tuple[str, int]]:
+        """Ids and numbers, after the first shard alone was started with this input and merged."""
+        write_rows(source, now)
+        run_shard(source, output, "1/2", stop_after=0 if output.exists() else None)
+        assert merge(output, partial=True) == 1
+        (shard,) = begun_shards(output)
+        shard.directory.remove()
+        table = pq.read_table(output)
+        return list(zip(table.column("id").to_pylist(), table.column("row").to_pylist(), strict=True))
+
+    for now in (rows, [{"id": "new", "prompt": "new"}, *rows], rows, [*rows[6:], *rows[:6]]):
+        merged = merge_partly(now)
+        assert 0 < len(merged) < 12
+        assert merged == [(row["id"], n) for n, row in enumerate(now) if row["id"] in dict(merged)]
+
+
+def test_shards_overwrite_parts_of_a_run_without_shards(tmp_path: Path) -> None:
+    source, output = (
+        write_rows(tmp_path / "in.jsonl", [{"prompt": f"p{n}"} for n in range(12)]),
+        tmp_path / "o.parquet",
+    )
+    run(source, output, stop_after=6)
+    with pytest.raises(UsageError, match=r"begun without shards.*--overwrite"):
+        run_shard(source, output, "1/2")
+    other = {**SETTINGS, "temperature": "1"}
+    assert len(run_shards(source, output, 2, settings=other, overwrite=True)) == 12
+    assert not (tmp_path / "o.parquet.parts").exists()
+    assert run_shard(source, output, "1/2", settings=other) == []
+    assert merge(output) == 0
+    assert pq.read_table(output).num_rows == 12
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "o.parquet", "o.parquet.journal"]
+
+
+def test_shards_do_not_overwrite_a_run_that_is_still_at_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, output = (
+        write_rows(tmp_path / "in.jsonl", [{"prompt": "p"}, {"prompt": "q"}]),
+        tmp_path / "o.parquet",
+    )
+    monkeypatch.setattr("jfbatch.rows.shard_directories._SIBLING_SECONDS", 0.2)
+    run(source, output, stop_after=1, flush_rows=1)
+    with open_store(output), pytest.raises(UsageError, match="is being written by"):
+        run_shard(source, output, "1/2", settings={**SETTINGS, "temperature": "1"}, overwrite=True)

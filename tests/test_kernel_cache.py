@@ -1,0 +1,93 @@
+"""Kernels where their cache cannot be kept: they are compiled all the same, with one warning."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.run_command import ROOT
+from tests.test_architecture import MODULES, name_of
+
+KERNELS = """
+from jfbatch.kernel_cache import compiled
+
+@compiled
+def twice(number):
+    return 2 * number
+
+@compiled
+def half(number):
+    return number / 2
+"""
+USE = """
+from kernels import half, twice
+print(twice(3), twice(1.5), half(5))
+"""
+NOWHERE = """
+import tempfile
+def refused(**_):
+    raise OSError(30, "Read-only file system")
+tempfile.TemporaryFile = refused
+"""
+FULL = """
+import resource
+resource.setrlimit(resource.RLIMIT_FSIZE, (500, resource.RLIM_INFINITY))
+"""
+
+
+def use(directory: Path, before: str = "") -> tuple[str, str]:
+    """What a process says that uses two kernels, on stdout and on stderr."""
+    (directory / "kernels.py").write_text(KERNELS)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{ROOT}:{directory}",
+        "NUMBA_CACHE_DIR": str(directory / "cache"),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", f"{before}\n{textwrap.dedent(USE)}"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=environment,
+    )
+    return done.stdout, done.stderr
+
+
+def test_kernels_are_kept_on_disk(tmp_path: Path) -> None:
+    for _ in range(2):
+        assert use(tmp_path) == ("6 3.0 2.5\n", "")
+    assert len(list((tmp_path / "cache").rglob("*.nbc"))) == 3
+
+
+@pytest.mark.parametrize("trouble", [NOWHERE, FULL])
+def test_where_nothing_can_be_written_kernels_are_compiled_in_memory(tmp_path: Path, trouble: str) -> None:
+    stdout, stderr = use(tmp_path, trouble)
+    assert stdout == "6 3.0 2.5\n"
+    assert stderr.startswith("compiled kernels cannot be kept (") and stderr.count("\n") == 1
+    assert not list(tmp_path.rglob("*.nbc"))
+
+
+@pytest.mark.parametrize("left", [b"", bytes(100)])
+def test_what_a_crash_left_of_the_cache_is_no_failure(tmp_path: Path, left: bytes) -> None:
+    use(tmp_path)
+    for kept in (tmp_path / "cache").rglob("*.nb?"):
+        kept.write_bytes(left)
+    stdout, stderr = use(tmp_path)
+    assert stdout == "6 3.0 2.5\n"
+    assert stderr.count("\n") == 1
+
+
+def test_nobody_else_has_numba_compile() -> None:
+    compiling = [
+        name_of(path)
+        for path in MODULES
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and node.attr in ("njit", "jit", "vectorize", "guvectorize")
+    ]
+    assert set(compiling) == {"jfbatch.kernel_cache"}
