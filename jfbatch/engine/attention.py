@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -79,10 +79,15 @@ class PaddedGroup:
         """Additive mask [rows, 1, 1, queries, length]; made once per step and window."""
         key = (window, dtype)
         if key not in self.masks:
-            allowed = causal_allowed(self.positions, length, window)
-            mask = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
-            self.masks[key] = mask.masked_fill_(~allowed, -torch.inf)[:, None, None]
+            self.masks[key] = additive_mask(self.positions, length, window, dtype)[:, None, None]
         return self.masks[key]
+
+
+def additive_mask(positions: Tensor, length: int, window: int | None, dtype: torch.dtype) -> Tensor:
+    """[..., length]: 0 where a query at each of `positions` may see the key, else minus infinity."""
+    allowed = causal_allowed(positions, length, window)
+    mask = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
+    return mask.masked_fill_(~allowed, -torch.inf)
 
 
 def causal_allowed(positions: Tensor, length: int, window: int | None) -> Tensor:
@@ -94,8 +99,21 @@ def causal_allowed(positions: Tensor, length: int, window: int | None) -> Tensor
     return allowed
 
 
+class Layout(Protocol):
+    """Where the tokens of one step come from and how they attend; counts the layers that asked."""
+
+    attention_calls: int
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rules: Rules) -> Tensor:
+        """Store K and V, [1, kv heads, tokens, head dim]; returns [tokens, heads, value dim].
+
+        query: [1, heads, tokens, head dim].
+        """
+        ...
+
+
 class StepLayout:
-    """Where the tokens of one step come from and how they attend."""
+    """A Layout made anew for every step, of any tokens of any rows."""
 
     def __init__(self, pool: SlotPool, spans: Sequence[Span], used_slots: int) -> None:
         self.pool = pool
@@ -195,6 +213,31 @@ class StepLayout:
             flat.index_copy_(0, index, new.transpose(0, 1).reshape(tokens * heads, -1).to(storage.dtype))
         return keys[: self.used_slots], values[: self.used_slots]
 
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rules: Rules) -> Tensor:
+        """See Layout."""
+        self.rules[layer] = rules
+        rows = query[0].transpose(0, 1)  # [tokens, heads, head dim]
+        if self.compiled:
+            keys, values = self.pool.layer(layer, key.shape[1], key.shape[-1], value.shape[-1])
+            flat = [part[0].transpose(0, 1).flatten(1).contiguous() for part in (query, key, value)]
+            projections = Projections(flat[0], flat[1], flat[2])
+            output = cpu_attention.attend(projections, query.shape[1], keys, values, self.parts, rules)
+            attend_far(self, rows, keys, values, rules, output)
+            return output
+        keys, values = self.write(layer, key[0], value[0])
+        output = query.new_empty(rows.shape[0], rows.shape[1], value.shape[-1])
+        for group in self.groups:
+            attended = _attend_group(group, rows, keys, values, rules)
+            if group.real is None:
+                output = attended.flatten(0, 1)
+            else:
+                output[group.real_tokens] = attended.flatten(0, 1)[group.real]
+        for span in self.fresh:
+            part = slice(span.first, span.first + span.count)
+            output[part] = _attend_alone(query[:, :, part], key[:, :, part], value[:, :, part], 0, rules)
+        attend_far(self, rows, keys, values, rules, output)
+        return output
+
 
 def packed_attention(
     module: nn.Module,
@@ -202,7 +245,7 @@ def packed_attention(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
-    step: StepLayout | None = None,
+    step: Layout | None = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
@@ -219,28 +262,8 @@ def packed_attention(
     assert step is not None and layer is not None
     step.attention_calls += 1
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    rules = step.rules[layer] = Rules(scale, sliding_window or None, softcap, s_aux)
-    rows = query[0].transpose(0, 1)  # [tokens, heads, head dim]
-    if step.compiled:
-        keys, values = step.pool.layer(layer, key.shape[1], key.shape[-1], value.shape[-1])
-        flat = [part[0].transpose(0, 1).flatten(1).contiguous() for part in (query, key, value)]
-        projections = Projections(flat[0], flat[1], flat[2])
-        output = cpu_attention.attend(projections, query.shape[1], keys, values, step.parts, rules)
-        attend_far(step, rows, keys, values, rules, output)
-        return output.unsqueeze(0), None
-    keys, values = step.write(layer, key[0], value[0])
-    output = query.new_empty(rows.shape[0], rows.shape[1], value.shape[-1])
-    for group in step.groups:
-        attended = _attend_group(group, rows, keys, values, rules)
-        if group.real is None:
-            output = attended.flatten(0, 1)
-        else:
-            output[group.real_tokens] = attended.flatten(0, 1)[group.real]
-    for span in step.fresh:
-        part = slice(span.first, span.first + span.count)
-        output[part] = _attend_alone(query[:, :, part], key[:, :, part], value[:, :, part], 0, rules)
-    attend_far(step, rows, keys, values, rules, output)
-    return output.unsqueeze(0), None
+    rules = Rules(scale, sliding_window or None, softcap, s_aux)
+    return step.attend(layer, query, key, value, rules).unsqueeze(0), None
 
 
 def attend_far(
@@ -258,7 +281,7 @@ def attend_far(
 
 def _refuse_unknown(
     module: nn.Module,
-    step: StepLayout | None,
+    step: Layout | None,
     layer: int | None,
     attention_mask: Tensor | None,
     is_causal: bool | None,
@@ -282,10 +305,10 @@ def _attend_group(group: PaddedGroup, rows: Tensor, keys: Tensor, values: Tensor
         keys, values = keys.index_select(0, group.slots), values.index_select(0, group.slots)
     query = rows.unsqueeze(1) if group.real is None else rows[group.tokens]
     mask = group.mask(keys.shape[2], rules.window, keys.dtype)
-    return _grouped_heads(query, keys, values, mask, rules)
+    return grouped_heads(query, keys, values, mask, rules)
 
 
-def _grouped_heads(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, rules: Rules) -> Tensor:
+def grouped_heads(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, rules: Rules) -> Tensor:
     """matmul + mask + softmax + matmul with the query heads of one kv head side by side.
 
     query [rows, queries, heads, head dim]; keys, values [rows, kv heads, length, head dim];
@@ -321,10 +344,8 @@ def _attend_alone(query: Tensor, keys: Tensor, values: Tensor, start: int, rules
     positions = torch.arange(start, start + tokens, device=query.device)
     keys, values = keys.to(query.dtype), values.to(query.dtype)
     if rules.softcap is not None or rules.sinks is not None:
-        allowed = causal_allowed(positions, length, rules.window)
-        mask = torch.zeros(allowed.shape, dtype=keys.dtype, device=query.device)
-        mask = mask.masked_fill_(~allowed, -torch.inf)[None, None, None]
-        return _grouped_heads(query.transpose(1, 2), keys, values, mask, rules)[0]
+        mask = additive_mask(positions, length, rules.window, keys.dtype)[None, None, None]
+        return grouped_heads(query.transpose(1, 2), keys, values, mask, rules)[0]
     keys, values = keys.repeat_interleave(share, dim=1), values.repeat_interleave(share, dim=1)
     window = rules.window if rules.window is not None and rules.window < length else None
     plain = start == 0 and window is None

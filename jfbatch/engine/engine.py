@@ -22,10 +22,11 @@ from torch import Tensor
 from jfbatch.engine.configuration import EngineConfig, EngineStatistics
 from jfbatch.engine.drafts import LONGEST, Drafter
 from jfbatch.engine.jump import Jumper
+from jfbatch.engine.memory import is_out_of_memory
 from jfbatch.engine.pace import Pace
 from jfbatch.engine.repetition import REPETITION, is_repeating
 from jfbatch.engine.retokenize import Retokenizer, Tokenization
-from jfbatch.engine.runner import Runner, is_out_of_memory
+from jfbatch.engine.runner import Runner
 from jfbatch.engine.sampler import Choices, Draw, choose
 from jfbatch.engine.scheduler import Planned, Scheduler
 from jfbatch.engine.sequence import Completion, Reason, Request, Sequence
@@ -247,8 +248,7 @@ class Engine:
         """Memory ran out: half as many rows at a time, and the running ones start again."""
         evicted = self._scheduler.evict_all()
         self.statistics.out_of_memory += 1
-        if self.runner.device.type == "cuda":
-            torch.cuda.empty_cache()
+        self.runner.give_back()
         if len(evicted) == 1:
             key = evicted[0].request.key
             if key in self._ran_out_alone:

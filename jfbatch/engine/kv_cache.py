@@ -2,7 +2,8 @@
 
 A row owns one slot. The pool's length is the attended length (bf16 matmul is fast on dense operands
 only), so it grows in small steps and the tail is masked. Truncating a row is lowering its length,
-which the pool never sees; sharing a prefix is copying it from one slot to another.
+which the pool never sees; sharing a prefix is copying it from one slot to another. Steps recorded as
+graphs read the storage where it lay, so `generation` says when it moved.
 """
 
 from __future__ import annotations
@@ -17,6 +18,15 @@ GROWTH = 32
 HEADROOM = 1.25
 
 
+def rung(count: int, least: int = 8) -> int:
+    """The next of the few sizes that things are padded to: powers of two from `least` on, and halfway up."""
+    power = least
+    while power < count:
+        power *= 2
+    halfway = power // 4 * 3
+    return halfway if max(count, least) <= halfway else power
+
+
 def rounded_length(length: int) -> int:
     """The pool length that holds `length` tokens: the next multiple of the growth step."""
     return -(-max(length, 1) // GROWTH) * GROWTH
@@ -26,7 +36,8 @@ def rounded_length(length: int) -> int:
 class _Storage:
     """One layer's K or V: a view of the first bytes of a flat buffer.
 
-    across: whether the buffer holds length innermost.
+    across: whether the buffer holds length innermost. If not, one row of `head_dim` numbers follows the
+    view, for what nobody reads.
     """
 
     heads: int
@@ -34,6 +45,11 @@ class _Storage:
     across: bool
     buffer: Tensor
     view: Tensor  # [slot, kv head, length, head dim]
+
+    @property
+    def rows(self) -> Tensor:
+        """[slots * kv heads * length + 1, head dim]: the view, and the row behind it."""
+        return self.buffer[: self.view.numel() + self.head_dim].view(-1, self.head_dim)
 
 
 class SlotPool:
@@ -57,6 +73,7 @@ class SlotPool:
         self.keys_across = keys_across
         self.slots = 0
         self.length = 0
+        self.generation = 0  # changes whenever storage moves
         self._layers: dict[int, tuple[_Storage, _Storage]] = {}
         self._spare = torch.zeros(0, dtype=dtype, device=device)
 
@@ -78,8 +95,11 @@ class SlotPool:
             return
         kept = (slice(min(slots, self.slots)), slice(None), slice(min(length, self.length)))
         self.slots, self.length = slots, length
+        self.generation += 1
         for pair in self._layers.values():
             for storage in pair:
+                if not storage.across:  # what was written there is not to be seen in another layout
+                    storage.rows[-1] = 0
                 buffer, view = self._laid_out(self._spare, storage.heads, storage.head_dim, storage.across)
                 view[kept] = storage.view[kept]
                 self._spare, storage.buffer, storage.view = storage.buffer, buffer, view
@@ -87,6 +107,7 @@ class SlotPool:
     def layer(self, layer: int, heads: int, key_dim: int, value_dim: int) -> tuple[Tensor, Tensor]:
         """K and V of one layer, [slot, kv head, length, head dim], allocated on the first call."""
         if layer not in self._layers:
+            self.generation += 1
             empty = torch.zeros(0, dtype=self.dtype, device=self.device)
             across = self.keys_across
             self._layers[layer] = (
@@ -95,6 +116,14 @@ class SlotPool:
             )
         keys, values = self._layers[layer]
         return keys.view, values.view
+
+    def rows(self, layer: int) -> tuple[Tensor, Tensor]:
+        """K and V of a layer that has been written, as rows [slots * kv heads * length + 1, head dim].
+
+        The last row lies behind all slots: padding goes there. Not for keys laid out across.
+        """
+        keys, values = self._layers[layer]
+        return keys.rows, values.rows
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` tokens of one slot to another."""
@@ -113,6 +142,7 @@ class SlotPool:
     def clear(self) -> None:
         """Give the memory back; shapes stay known."""
         self.slots = self.length = 0
+        self.generation += 1
         self._spare = torch.zeros(0, dtype=self.dtype, device=self.device)
         for pair in self._layers.values():
             for storage in pair:
@@ -122,10 +152,11 @@ class SlotPool:
 
     def _laid_out(self, buffer: Tensor, heads: int, head_dim: int, across: bool) -> tuple[Tensor, Tensor]:
         """`buffer`, or a larger zeroed one, and its view as a layer of the pool's present size."""
-        needed = self.slots * heads * self.length * head_dim
+        size = self.slots * heads * self.length * head_dim
+        needed = size if across else size + head_dim
         if buffer.numel() < needed:
             room = int(needed * HEADROOM) if self.device.type == "cpu" else needed
             buffer = torch.zeros(room, dtype=self.dtype, device=self.device)
         if across:
-            return buffer, buffer[:needed].view(self.slots, heads, head_dim, self.length).transpose(2, 3)
-        return buffer, buffer[:needed].view(self.slots, heads, self.length, head_dim)
+            return buffer, buffer[:size].view(self.slots, heads, head_dim, self.length).transpose(2, 3)
+        return buffer, buffer[:size].view(self.slots, heads, self.length, head_dim)

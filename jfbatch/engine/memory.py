@@ -21,6 +21,9 @@ LEAST = 64 << 20
 
 _SYSTEM = Path("/")
 
+# How torch and oneDNN say on a CPU that an allocation failed; the last says no more than that.
+_OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "could not create a primitive")
+
 
 def spare_memory(device: torch.device) -> int:
     """Bytes of KV storage that fit the device besides what it holds now; ask once the model is loaded."""
@@ -77,3 +80,10 @@ def _free_of_a_group(directory: Path, limit: str, used: str) -> int | None:
     fields = dict(zip(statistics[::2], statistics[1::2], strict=False))
     cache = sum(int(fields.get(name, 0)) for name in ("inactive_file", "active_file"))
     return max(int(most) - max(now - cache, 0), 0)
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether torch says, on whatever device, that an allocation failed."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    return any(words in str(error) for words in _OUT_OF_MEMORY)

@@ -1,8 +1,8 @@
 """The packed forward pass: flat tokens of many rows in, logits at the listed positions out.
 
 transformers' own model code runs unchanged; only its attention function is ours (attention.py) and,
-on a CPU, its linear layers are packed (linear.py). What cannot run this way is refused by name
-before the first row.
+on a CPU, its linear layers are packed (linear.py). On CUDA, steps of short segments are replayed
+(static_step.py). What cannot run this way is refused by name before the first row.
 """
 
 from __future__ import annotations
@@ -16,16 +16,15 @@ import torch
 from torch import Tensor
 
 from jfbatch.engine import attention
-from jfbatch.engine.attention import Span, StepLayout
+from jfbatch.engine.attention import Layout, Span, StepLayout
 from jfbatch.engine.cpu_attention import can_attend
 from jfbatch.engine.decoder_layer import fuse_layers
 from jfbatch.engine.elementwise import fuse_elementwise
+from jfbatch.engine.graphs import CudaRecorder, Recorder, StepCounts
 from jfbatch.engine.kv_cache import SlotPool
 from jfbatch.engine.linear import pack_linears
+from jfbatch.engine.static_step import StaticSteps
 from jfbatch.errors import ModelError
-
-# How torch and oneDNN say on a CPU that an allocation failed; the last says no more than that.
-_OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "could not create a primitive")
 
 KV_DTYPES = {"auto": None, "f32": torch.float32, "bf16": torch.bfloat16}
 """What the KV storage may hold, by the names people give; auto is as Runner says."""
@@ -66,6 +65,18 @@ class Segment:
     prompt: int = 0
 
 
+@dataclass(frozen=True)
+class LateTokens:
+    """Tokens of a step that the host does not know yet.
+
+    places: their indices in the step's flat token list, which holds any id there. ids: int64 [places], on
+    the device.
+    """
+
+    places: Sequence[int]
+    ids: Tensor
+
+
 class Runner:
     """Runs packed steps of one decoder-only model on one device.
 
@@ -75,13 +86,21 @@ class Runner:
         attention implementation and, on a CPU, its linear layers are replaced in place.
     kv_dtype: dtype of the KV storage. Default: bfloat16 for float32 weights, else the weights' own.
     pack: pack linear layers on a CPU.
+    static: compute steps of short segments in fixed shapes, as CUDA graphs where there are any. Default:
+        on CUDA. On a CPU it serves tests: attention is then as on CUDA, not the CPU's own.
 
     Raises ModelError naming the architecture if it cannot be run packed.
     """
 
     pool_type = SlotPool
 
-    def __init__(self, model: Any, kv_dtype: torch.dtype | None = None, pack: bool = True) -> None:
+    def __init__(
+        self,
+        model: Any,
+        kv_dtype: torch.dtype | None = None,
+        pack: bool = True,
+        static: bool | None = None,
+    ) -> None:
         self.model = model.eval()
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
@@ -91,7 +110,11 @@ class Runner:
         self.layer_count: int = config.num_hidden_layers
         if kv_dtype is None:
             kv_dtype = torch.bfloat16 if self.dtype == torch.float32 else self.dtype
-        self.pool = self.pool_type(self.device, kv_dtype, keys_across=can_attend(self.device, kv_dtype))
+        on_cuda = self.device.type == "cuda"
+        self.steady = on_cuda if static is None else static
+        across = can_attend(self.device, kv_dtype) and not self.steady
+        self.pool = self.pool_type(self.device, kv_dtype, keys_across=across)
+        self.counts = StepCounts()
         parameters = inspect.signature(model.forward).parameters
         self._selects_logits = "logits_to_keep" in parameters
         self._refuse_by_configuration(config)
@@ -105,13 +128,34 @@ class Runner:
                 fuse_elementwise(model)
                 fuse_layers(model, kv_dtype)
             pack_linears(model)
+        self._static: StaticSteps | None = None
+        # Whether the last step took as long as such steps will: not where it was, or may be, recorded.
+        self.typical = True
         self._prove(reference)
+        if self.steady:
+            recorder = CudaRecorder(self.device) if on_cuda else None
+            self.replay_by(recorder)
 
-    def forward(self, segments: Sequence[Segment]) -> Tensor:
+    def replay_by(self, recorder: Recorder | None) -> None:
+        """Compute short steps in fixed shapes from now on, recorded by `recorder` where there is one."""
+        self._static = StaticSteps(self._computed, self.pool, self.counts, recorder)
+
+    def forward(self, segments: Sequence[Segment], late: LateTokens | None = None) -> Tensor:
         """Run one step; returns float32 logits [number of `logits`, vocabulary] in segment order.
 
         The pool must have room (`pool.resize`) for every segment. Raises torch.OutOfMemoryError.
         """
+        with torch.inference_mode():
+            if self._static is not None and (size := self._static.size(segments)) is not None:
+                logits = self._static.run(segments, size, late)
+                self.typical = self._static.typical
+                return logits
+            self.counts.eager += 1
+            self.typical = self._static is None or not self._static.graphs.active
+            return self._eager(segments, late)
+
+    def _eager(self, segments: Sequence[Segment], late: LateTokens | None) -> Tensor:
+        """A step in tensors of its own shapes."""
         spans: list[Span] = []
         flat: list[int] = []
         wanted: list[int] = []
@@ -120,12 +164,24 @@ class Runner:
             spans.append(Span(segment.slot, segment.start, first, count, segment.prompt))
             flat.extend(segment.token_ids)
             wanted.extend(first + index for index in segment.logits)
-        with torch.inference_mode():
-            used = max(span.slot for span in spans) + 1
-            layout = StepLayout(self.pool, spans, used)
-            tokens = torch.tensor([flat], device=self.device)
-            keep = torch.tensor(wanted, dtype=torch.long, device=self.device)
-            logits = self._logits(tokens, layout.positions.unsqueeze(0), keep, {"step": layout})
+        used = max(span.slot for span in spans) + 1
+        layout = StepLayout(self.pool, spans, used)
+        tokens = torch.tensor(flat, device=self.device)
+        if late is not None:
+            tokens.index_copy_(0, torch.tensor(late.places, device=self.device), late.ids)
+        keep = torch.tensor(wanted, dtype=torch.long, device=self.device)
+        return self._computed(tokens.unsqueeze(0), layout.positions.unsqueeze(0), keep, layout).float()
+
+    def give_back(self) -> None:
+        """Free the memory that steps before have left on the device."""
+        if self._static is not None:
+            self._static.forget()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _computed(self, tokens: Tensor, positions: Tensor, keep: Tensor, layout: Layout) -> Tensor:
+        """`_logits` of a step. Raises ModelError where a layer has not asked for its attention."""
+        logits = self._logits(tokens, positions, keep, {"step": layout})
         if layout.attention_calls != self.layer_count:
             raise ModelError(
                 f"{self.architecture}: {layout.attention_calls} of {self.layer_count} layers use "
@@ -134,14 +190,14 @@ class Runner:
         return logits
 
     def _logits(self, tokens: Tensor, positions: Tensor, keep: Tensor, extra: dict[str, Any]) -> Tensor:
-        """float32 [len(keep), vocabulary] at the flat positions `keep` of tokens [1, length]."""
+        """[len(keep), vocabulary] at the flat positions `keep` of tokens [1, length]."""
         if self._selects_logits:
             extra = {"logits_to_keep": keep, **extra}
         output = self.model(
             input_ids=tokens, position_ids=positions, use_cache=False, return_dict=True, **extra
         )
         logits: Tensor = output.logits[0]
-        return (logits if self._selects_logits else logits[keep]).float()
+        return logits if self._selects_logits else logits[keep]
 
     def _refuse_by_configuration(self, config: Any) -> None:
         """Refuse what is known from the configuration alone to break packed causal attention."""
@@ -183,7 +239,7 @@ class Runner:
             keep = torch.tensor([len(ids) - 1], device=self.device)
             try:
                 with torch.inference_mode():
-                    rows.append(self._logits(tokens, positions, keep, {})[0])
+                    rows.append(self._logits(tokens, positions, keep, {})[0].float())
             except _MODEL_FAULTS as error:
                 raise ModelError(f"{self.architecture} cannot be run: {error}") from error
         return torch.stack(rows)
@@ -215,10 +271,3 @@ def _logits_share(model: Any) -> float:
     shared = {id(table.weight): table.weight.numel() for table in tables if table is not None}
     layers = sum(weight.numel() for weight in model.parameters() if id(weight) not in shared)
     return float(max(shared.values(), default=0) / max(layers, 1))
-
-
-def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether torch says, on whatever device, that an allocation failed."""
-    if isinstance(error, torch.OutOfMemoryError):
-        return True
-    return any(words in str(error) for words in _OUT_OF_MEMORY)

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from jfbatch.engine.kv_cache import SlotPool
 from jfbatch.engine.model import LoadedModel, check_tensor_parallel, load_model, set_threads
-from jfbatch.engine.runner import KV_DTYPES, Runner, Segment
+from jfbatch.engine.runner import KV_DTYPES, LateTokens, Runner, Segment
 from jfbatch.errors import ModelError, UsageError
 
 _END, _FORWARD, _RESIZE, _COPY, _ERASE, _CLEAR = range(6)
@@ -136,23 +136,28 @@ class LeadingPool(SlotPool):
 
 
 class LeadingRunner(Runner):
-    """A runner whose steps the followers repeat. What goes wrong in one process ends the run in all."""
+    """A runner whose steps the followers repeat. What goes wrong in one process ends the run in all.
+
+    Its steps are not replayed as graphs: one that could not be recorded everywhere would leave the others
+    waiting.
+    """
 
     pool_type = LeadingPool
 
     def __init__(self, model: Any, kv_dtype: torch.dtype | None) -> None:
         self.channel: Channel | None = None  # while the model is proved, all processes do the same anyway
-        super().__init__(model, kv_dtype, pack=False)
+        super().__init__(model, kv_dtype, pack=False, static=False)
 
     def lead(self, channel: Channel) -> None:
         """From now on followers hear of everything."""
         assert isinstance(self.pool, LeadingPool)
         self.channel = self.pool.channel = channel
 
-    def forward(self, segments: Sequence[Segment]) -> Tensor:
+    def forward(self, segments: Sequence[Segment], late: LateTokens | None = None) -> Tensor:
         """See Runner. Raises ModelError for whatever goes wrong: the others wait in the middle of a step."""
         if self.channel is None:
-            return super().forward(segments)
+            return super().forward(segments, late)
+        assert late is None, "the followers could not know them"
         try:
             self.channel.send(_FORWARD, *encode(segments))
             return super().forward(segments)
@@ -167,7 +172,7 @@ class LeadingRunner(Runner):
 @torch.inference_mode()
 def follow(order: TensorParallelOrder) -> None:
     """Repeat what the leader announces, until it says that this is the end."""
-    runner = Runner(order.load().model, KV_DTYPES[order.kv_dtype], pack=False)
+    runner = Runner(order.load().model, KV_DTYPES[order.kv_dtype], pack=False, static=False)
     channel = Channel()
     changes: dict[int, Callable[..., None]] = {
         _RESIZE: runner.pool.resize,
