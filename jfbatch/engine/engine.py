@@ -8,10 +8,10 @@ token after another until the row needs tokens that were not computed.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -30,6 +30,7 @@ from jfbatch.engine.runner import Runner
 from jfbatch.engine.sampler import Choices, Draw, choose
 from jfbatch.engine.scheduler import Planned, Scheduler
 from jfbatch.engine.sequence import Completion, Reason, Request, Sequence
+from jfbatch.engine.step_times import StepTimes, marks_of
 from jfbatch.engine.watching import Span, watched
 from jfbatch.engine.window import Window
 from jfbatch.errors import GrammarError, JfbatchError
@@ -74,8 +75,10 @@ class Engine:
         self._jump = watched(self.span, "jump", self._jumper.jump)
         self._drafter = Drafter(self.tokenization, retokenizer, LONGEST if self.config.drafts else 0)
         self._pace = Pace(self.runner.device, self.runner.logits_share)
+        self._times = StepTimes(marks_of(self.runner.device))
+        config, runner = self.config, self.runner
         self._scheduler = Scheduler(
-            self.runner.pool, self.config.batch_size, self.config.prefill_chunk, self.config.kv_memory
+            runner.pool, config.batch_size, config.prefill_chunk, config.kv_memory, runner.steady
         )
         self._finished: list[Completion] = []
         self._retiring: list[Sequence] = []
@@ -97,12 +100,13 @@ class Engine:
                 with self.span("step"):
                     self.step()
             elif source.exhausted():
-                yield from self._hand_over()
-                return
+                break
             elif not self._finished:
                 with self.span("wait"):
                     source.wait(_IDLE_SECONDS)
             yield from self._hand_over()
+        self._times.settle(wait=True)
+        yield from self._hand_over()
 
     @torch.inference_mode()
     def step(self) -> None:
@@ -115,6 +119,7 @@ class Engine:
         while undecided := [window for window in windows if window.row is not None]:
             self._decide(undecided, logits)
         self._settle(windows)
+        self._times.settle()
         self._give_up_on_a_standstill()
         with self.span("retire"):
             self._scheduler.retire(self._retiring)
@@ -220,14 +225,20 @@ class Engine:
 
     def _forward(self, planned: list[Planned]) -> Tensor:
         """The step's logits."""
-        started = time.perf_counter()
-        logits = self.runner.forward([part.segment for part in planned])
-        seconds = time.perf_counter() - started
-        self._account(planned, seconds)
-        self._pace.observe(sum(len(part.segment.token_ids) for part in planned), len(logits), seconds)
+        with self._times.measured() as marks:
+            logits = self.runner.forward([part.segment for part in planned])
+        prefill, decode = self._account(planned)
+        observe = partial(self._observe, prefill, decode, len(logits), self.runner.typical)
+        self._times.tell(marks, observe)
         return logits
 
-    def _account(self, planned: list[Planned], seconds: float) -> None:
+    def _observe(self, prefill: int, decode: int, logits: int, typical: bool, seconds: float) -> None:
+        """A step of so many tokens of prompts and outputs took this long."""
+        self.statistics.add_time(seconds, prefill, decode)
+        self._pace.observe(prefill + decode, logits, seconds, typical)
+
+    def _account(self, planned: list[Planned]) -> tuple[int, int]:
+        """How many tokens of prompts and of outputs the step computes; rows and statistics hear of them."""
         statistics = self.statistics
         statistics.forward_passes += 1
         prefill = decode = 0
@@ -241,8 +252,7 @@ class Engine:
             if part.decides or sequence.sampled_tokens:
                 sequence.forward_passes += 1
             statistics.drafted_tokens += max(len(part.segment.logits) - 1, 0)
-        statistics.prefill_seconds += seconds * prefill / (prefill + decode)
-        statistics.decode_seconds += seconds * decode / (prefill + decode)
+        return prefill, decode
 
     def _start_again_smaller(self) -> None:
         """Memory ran out: half as many rows at a time, and the running ones start again."""

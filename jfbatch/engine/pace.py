@@ -46,12 +46,12 @@ class Pace:
             return float("inf")
         return _CAUTION * rows * (1 + self.logits_share) / self.fixed
 
-    def observe(self, tokens: int, logits: int, seconds: float) -> None:
-        """A step took this long."""
+    def observe(self, tokens: int, logits: int, seconds: float, typical: bool = True) -> None:
+        """A step took this long; nothing is learnt from one that is not `typical`."""
         work = tokens + self.logits_share * logits
         self.work += work + self.fixed
         expected = self._per_token * (work + self.fixed)
-        if expected and seconds > _OUTLIER * expected:
+        if not typical or (expected and seconds > _OUTLIER * expected):
             return
         self._shortest = min(self._shortest, (seconds, work))
         keep = 1 - 1 / _MEMORY

@@ -114,7 +114,6 @@ class Runner:
         self.steady = on_cuda if static is None else static
         across = can_attend(self.device, kv_dtype) and not self.steady
         self.pool = self.pool_type(self.device, kv_dtype, keys_across=across)
-        self.counts = StepCounts()
         parameters = inspect.signature(model.forward).parameters
         self._selects_logits = "logits_to_keep" in parameters
         self._refuse_by_configuration(config)
@@ -131,7 +130,9 @@ class Runner:
         self._static: StaticSteps | None = None
         # Whether the last step took as long as such steps will: not where it was, or may be, recorded.
         self.typical = True
+        self.counts = StepCounts()
         self._prove(reference)
+        self.counts = StepCounts()
         if self.steady:
             recorder = CudaRecorder(self.device) if on_cuda else None
             self.replay_by(recorder)

@@ -3,6 +3,9 @@
 All prompts of the look-ahead are sorted by token ids, so rows that share a prefix are admitted side
 by side; the first one computes the prefix and the others copy its K and V. A row is admitted only
 if everything that runs fits the KV budget at its longest, so nothing is ever preempted.
+
+Where decode steps are replayed as graphs ("steady"), a step that prefills is not, and none outlives a move
+of the pool: then rows are admitted several at a time, and the pool is at once as large as they may need.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from bisect import insort
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from jfbatch.engine.kv_cache import GROWTH, SlotPool, rounded_length
+from jfbatch.engine.kv_cache import GROWTH, SlotPool, rounded_length, rung
 from jfbatch.engine.runner import Segment
 from jfbatch.engine.sequence import Sequence
 
@@ -19,6 +22,12 @@ from jfbatch.engine.sequence import Sequence
 SHORTEST_SHARED = 16
 # The pool gives length back once this much of it is unused.
 SHRINK_AT = 4 * GROWTH
+PREFILL_CHUNK = 256
+# Where steps are replayed: larger chunks, so that few steps prefill; the shortest pool; and the share of the
+# places that are free before rows come in.
+PREFILL_CHUNK_STEADY = 2048
+SHORTEST_STEADY = 128
+ADMITTED_TOGETHER = 1 / 8
 
 
 @dataclass(frozen=True)
@@ -36,15 +45,24 @@ class Planned:
 class Scheduler:
     """Holds the rows that wait and the rows that run.
 
-    batch_size: most rows that run together. prefill_chunk: most prompt tokens per step.
-    kv_memory: most bytes of KV storage.
+    batch_size: most rows that run together. prefill_chunk: most prompt tokens per step; None: what suits
+    steps that are `steady`, that is replayed, or not. kv_memory: most bytes of KV storage.
     """
 
-    def __init__(self, pool: SlotPool, batch_size: int, prefill_chunk: int, kv_memory: int) -> None:
+    def __init__(
+        self,
+        pool: SlotPool,
+        batch_size: int,
+        prefill_chunk: int | None,
+        kv_memory: int,
+        steady: bool = False,
+    ) -> None:
         self.pool = pool
         self.batch_size = batch_size
-        self.prefill_chunk = prefill_chunk
+        self.prefill_chunk = prefill_chunk or (PREFILL_CHUNK_STEADY if steady else PREFILL_CHUNK)
         self.kv_memory = kv_memory
+        self.steady = steady
+        self._full: int | None = None  # how many ran when others had to wait, as they still do
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.shared_tokens = 0  # prompt tokens copied instead of computed
@@ -61,6 +79,8 @@ class Scheduler:
 
     def admit(self) -> None:
         """Give free places to waiting rows, as far as batch size and KV budget allow."""
+        if self.steady and not self._are_enough():
+            return
         longest = max((sequence.longest for sequence in self.running), default=0)
         while self.waiting and len(self.running) < self.batch_size:
             longest = max(longest, self.waiting[0].longest)
@@ -68,6 +88,14 @@ class Scheduler:
                 break
             self._place(self.waiting[0])
             del self.waiting[0]  # now, as placing it may run out of memory
+        self._full = len(self.running) if self.waiting else None
+
+    def _are_enough(self) -> bool:
+        """Whether so many places are free, or so few rows wait for one, that a step that prefills pays."""
+        if self._full is None or not self.running:
+            return True
+        free = self._full - len(self.running)
+        return free >= min(max(int(self._full * ADMITTED_TOGETHER), 1), len(self.waiting))
 
     def _has_room(self, longest: int) -> bool:
         """Whether one more row fits the budget, all being `longest`; makes room between the slots in use."""
@@ -148,7 +176,16 @@ class Scheduler:
 
     def _reserve(self, rows: list[Sequence]) -> None:
         """Let the pool hold every token of the running rows and of `rows`; give back what is far too long."""
-        everyone = {id(sequence): sequence for sequence in (*self.running, *rows)}.values()
+        everyone = list({id(sequence): sequence for sequence in (*self.running, *rows)}.values())
+        slots, length = self._steady_size(everyone) if self.steady else self._present_size(everyone)
+        if (slots, length) != (self.pool.slots, self.pool.length):
+            self._resident = {
+                slot: ids[:length] for slot, ids in self._resident.items() if slot < self.pool.slots
+            }
+            self.pool.resize(slots, length)
+
+    def _present_size(self, everyone: list[Sequence]) -> tuple[int, int]:
+        """Slots and length that hold these rows as they are."""
         length = rounded_length(max(len(sequence.token_ids) for sequence in everyone))
         if self.pool.length - SHRINK_AT < length < self.pool.length:
             length = self.pool.length
@@ -160,11 +197,19 @@ class Scheduler:
             expected = min(self.batch_size, len(everyone) + len(self.waiting))
             if self.kv_bytes(max(slots, expected), length) <= self.kv_memory:
                 slots = max(slots, expected)
-        if (slots, length) != (self.pool.slots, self.pool.length):
-            self._resident = {
-                slot: ids[:length] for slot, ids in self._resident.items() if slot < self.pool.slots
-            }
-            self.pool.resize(slots, length)
+        return slots, length
+
+    def _steady_size(self, everyone: list[Sequence]) -> tuple[int, int]:
+        """Slots and length that hold these rows at their longest, those that come as well, and some more."""
+        needed = max(sequence.slot for sequence in everyone) + 1
+        longest = rounded_length(max(sequence.longest for sequence in everyone))
+        if self.pool.slots >= needed and self.pool.length >= longest:
+            return self.pool.slots, self.pool.length
+        roomy = max(rung(longest, SHORTEST_STEADY), self.pool.length)
+        wide = max(min(rung(len(everyone) + len(self.waiting)), self.batch_size), needed, self.pool.slots)
+        kept = max(needed, self.pool.slots)
+        sizes = ((wide, roomy), (kept, roomy), (wide, longest), (kept, longest), (needed, longest))
+        return next((size for size in sizes if self.kv_bytes(*size) <= self.kv_memory), sizes[-1])
 
     def retire(self, sequences: Iterable[Sequence]) -> None:
         """Free the places of finished rows; once nothing waits, close the gaps they leave."""

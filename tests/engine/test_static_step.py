@@ -165,9 +165,6 @@ def test_a_recorded_step_is_replayed_on_new_rows_positions_and_tokens(name: str)
         step[0] = (*step[0][:2], 9 + turn % 3, 9)  # so that all are of one size
         segments = segments_of(step, turn)
         assert close(replaying.forward(segments), eager.forward(segments))
-    if replaying._static is not None and replaying._static.graphs.given_up:
-        assert name in ("mixtral", "qwen3_moe")
-        return
     assert replaying.counts.replayed > replays
     assert sum(made.replays for made in recorder.made) == replaying.counts.replayed - replays
 
