@@ -29,7 +29,7 @@ class EngineConfig:
 
 @dataclass
 class EngineStatistics:
-    """What a run did. Seconds are of computing steps (step_times.py); a mixed step's are split by its tokens."""
+    """What a run did. Seconds are those of computing steps; a mixed step's are split by its tokens."""
 
     forward_passes: int = 0
     prefill_seconds: float = 0.0

@@ -196,3 +196,83 @@ def test_a_row_whose_place_cannot_be_had_still_waits(monkeypatch: pytest.MonkeyP
     with pytest.raises(torch.OutOfMemoryError):
         used.admit()
     assert keys(used.waiting) == ["b"] and not used.running
+
+
+def steady(batch_size: int = 16, kv_memory: int = 1 << 30) -> Scheduler:
+    return Scheduler(pool(), batch_size, None, kv_memory, steady=True)
+
+
+def test_where_steps_are_replayed_the_pool_is_at_once_as_large_as_the_rows_may_need() -> None:
+    used = steady()
+    used.add([sequence(str(i), [i] * 30, limit=100) for i in range(20)])
+    used.admit()
+    run(used.plan())
+    assert (used.pool.slots, used.pool.length) == (16, 192)  # 130 tokens at most
+    moved = used.pool.generation
+    for _ in range(100):
+        for row in used.running:
+            row.append(7, b"x")
+        run(used.plan())
+    while used.running:
+        used.retire(used.running[:3])
+        used.admit()
+        if used.running:
+            run(used.plan())
+    assert used.pool.generation == moved
+    used.add([sequence("long", [9] * 150, limit=80)])
+    used.admit()
+    run(used.plan())
+    assert (used.pool.slots, used.pool.length) == (16, 256)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 90), st.integers(1, 120)), min_size=1, max_size=30),
+    st.integers(1, 12),
+    st.integers(7, 40),
+)
+def test_a_steady_pool_holds_its_rows_within_the_budget(
+    rows: list[tuple[int, int]], batch_size: int, blocks: int
+) -> None:
+    budget = blocks * 32 * pool().bytes_per_token
+    used = steady(batch_size, budget)
+    used.add([sequence(str(i), [i] * prompt, limit) for i, (prompt, limit) in enumerate(rows)])
+    turns = 0
+    while used.running or used.waiting:
+        used.admit()
+        run(used.plan())
+        assert used.kv_bytes(used.pool.slots, used.pool.length) <= budget
+        assert used.pool.slots > max(row.slot for row in used.running)
+        assert used.pool.length >= max(row.longest for row in used.running)
+        used.retire(used.running[turns % 2 :: 2] if len(used.running) > 1 else used.running)
+        turns += 1
+    assert turns <= 2 * len(rows)
+
+
+def test_where_steps_are_replayed_rows_are_admitted_several_at_a_time() -> None:
+    used = steady(16)
+    used.add([sequence(str(i), [i] * 4) for i in range(30)])
+    used.admit()
+    admitted = [len(used.running)]
+    while used.running:
+        run(used.plan())
+        used.retire(used.running[:1])
+        before = len(used.running)
+        used.admit()
+        admitted.append(len(used.running) - before)
+    assert admitted[:5] == [16, 0, 2, 0, 2]
+    assert sum(admitted) == 30
+
+
+def test_rows_that_come_late_are_not_kept_waiting_where_places_are_free() -> None:
+    used = steady(16)
+    for count in range(1, 6):
+        used.add([sequence(str(count), [count] * 4)])
+        used.admit()
+        assert len(used.running) == count
+    used.add([sequence(f"more {i}", [i] * 4) for i in range(20)])
+    used.admit()
+    assert (len(used.running), len(used.waiting)) == (16, 9)
+    used.retire(used.running[:1])
+    used.waiting = used.waiting[:1]
+    used.admit()
+    assert (len(used.running), len(used.waiting)) == (16, 0)  # no more than these will come
