@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,9 @@ from bench import workload
 from jfbatch.decoding import ModelTokenization, vocabulary_of
 from jfbatch.engine.configuration import EngineStatistics
 from jfbatch.engine.engine import Engine, EngineConfig
+from jfbatch.engine.graphs import StepCounts
 from jfbatch.engine.model import LoadedModel, load_model
-from jfbatch.engine.runner import Runner, Segment
+from jfbatch.engine.runner import LateTokens, Runner, Segment
 from jfbatch.engine.sequence import Completion
 from jfbatch.engine.watching import Span
 from jfbatch.feed import Feed, FeedOptions, Waiting
@@ -75,6 +76,7 @@ class Measured:
     row_steps: int  # steps that rows took part in, from the one that gave their first token
     valid: int
     statistics: EngineStatistics
+    counts: StepCounts
     steps: list[Step] = field(default_factory=list)
 
     @property
@@ -125,23 +127,25 @@ class _TimedEngine(Engine):
         seconds = time.perf_counter() - started
         self.steps.append(Step(self._segments, *self._attended, seconds, self._forward_seconds))
 
-    def _timed_forward(self, segments: Sequence[Segment]) -> Tensor:
+    def _timed_forward(self, segments: Sequence[Segment], late: LateTokens | None = None) -> Tensor:
         started = time.perf_counter()
-        logits = self._run(segments)
+        logits = self._run(segments, late)
         self._forward_seconds = time.perf_counter() - started
         self._segments = segments
-        self._attended = (1 + max(segment.slot for segment in segments), self.runner.pool.length)
+        self._attended = self.runner.attended(segments)
         return logits
 
 
 class Bench:
     """A loaded model and its runner, for any number of runs with other settings."""
 
-    def __init__(self, loaded: LoadedModel, kv_dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self, loaded: LoadedModel, kv_dtype: torch.dtype | None = None, static: bool | None = None
+    ) -> None:
         self.loaded = loaded
         self.vocabulary = vocabulary_of(loaded)
         self.dtype: torch.dtype = loaded.model.dtype
-        self.runner = Runner(loaded.model, kv_dtype)
+        self.runner = Runner(loaded.model, kv_dtype, static=static)
         self.warm_up()
 
     @staticmethod
@@ -171,6 +175,7 @@ class Bench:
     ) -> Measured:
         """Run the rows of a file; `pattern` is for those that bring none."""
         started, cpu = time.perf_counter(), cpu_seconds()
+        before = replace(self.runner.counts)
         engine = _TimedEngine(self.runner, ModelTokenization(self.loaded, self.vocabulary), settings, span)
         texts = [""] * rows
         valid = tokens = row_steps = 0
@@ -196,7 +201,10 @@ class Bench:
             seconds, cpu = time.perf_counter() - started, cpu_seconds() - cpu
         finally:
             engine.close()
-        return Measured(texts, seconds, cpu, tokens, row_steps, valid, engine.statistics, engine.steps)
+        counts = self.runner.counts.since(before)
+        return Measured(
+            texts, seconds, cpu, tokens, row_steps, valid, engine.statistics, counts, engine.steps
+        )
 
     def _renderer(self) -> PromptRenderer:
         tokenizer: Any = self.loaded.tokenizer

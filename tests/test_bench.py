@@ -66,7 +66,7 @@ def test_a_measured_run_counts_what_it_did(tiny_model: Path, tmp_path: Path) -> 
     first, again = (bench.run_file(tmp_path / "rows.jsonl", settings, 10, 60) for _ in range(2))
     assert first.valid == 10 and all(first.texts)
     assert first.texts == again.texts  # a run leaves nothing behind that changes the next
-    assert len(first.steps) == first.statistics.forward_passes
+    assert len(first.steps) == first.statistics.forward_passes == first.counts.steps
     assert 0 < first.passes_per_token <= 1
     assert 0 <= first.padding < 1
     assert sum(step.seconds for step in first.steps) < first.seconds

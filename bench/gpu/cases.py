@@ -56,8 +56,9 @@ def cases(rows: int) -> list[Case]:
 
 @dataclass(frozen=True)
 class Figures:
-    """A run: milliseconds of a decode step, the floor's share of it, the share of it that is not the forward
-    pass's launches, and what came out."""
+    """A run: milliseconds of a decode step, the floor's share of it, the share of its positions that held
+    nothing, the share of all steps that were replayed as graphs, the graphs recorded for that and the
+    seconds it took, and what came out."""
 
     model: str
     case: str
@@ -69,6 +70,9 @@ class Figures:
     step_ms: float
     floor: float | None
     padding: float | None
+    replayed: float | None
+    graphs: int | None
+    recording_seconds: float | None
     valid: int | None
 
 
@@ -89,6 +93,9 @@ def run_case(bench: Bench, case: Case, hardware: Hardware, max_tokens: int, file
         step_ms=1e3 * spent / len(decode),
         floor=sum(shape.work(step.segments).seconds(hardware) for step in decode) / spent,
         padding=measured.padding if measured.decode_steps else None,
+        replayed=measured.counts.replayed / measured.counts.steps,
+        graphs=measured.counts.recorded,
+        recording_seconds=measured.counts.recording_seconds,
         valid=measured.valid if case.constrained else None,
     )
 
@@ -164,5 +171,8 @@ def transformers_with_xgrammar(loaded: Any, rows: int, max_tokens: int) -> Figur
         step_ms=1e3 * seconds / output.shape[1],
         floor=None,
         padding=None,
+        replayed=None,
+        graphs=None,
+        recording_seconds=None,
         valid=None,
     )

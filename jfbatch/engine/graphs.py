@@ -11,7 +11,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Protocol
 
 import torch
@@ -20,7 +20,7 @@ from jfbatch.engine.memory import is_out_of_memory
 
 logger = logging.getLogger(__name__)
 
-RECORD_AT = 3  # the time a size comes up when it is recorded: that takes about as long as so many steps
+RECORD_AT = 2  # the time a size comes up when it is recorded: many come up once
 MOST_GRAPHS = 48  # each holds a few megabytes of launches; those not used for longest go first
 
 Work = Callable[[], None]
@@ -45,6 +45,12 @@ class StepCounts:
     def steps(self) -> int:
         """All of them."""
         return self.eager + self.padded + self.replayed
+
+    def since(self, earlier: StepCounts) -> StepCounts:
+        """What has been added to `earlier`."""
+        return StepCounts(
+            **{each.name: getattr(self, each.name) - getattr(earlier, each.name) for each in fields(self)}
+        )
 
 
 class Graph(Protocol):

@@ -155,6 +155,12 @@ class Runner:
             self.typical = self._static is None or not self._static.graphs.active
             return self._eager(segments, late)
 
+    def attended(self, segments: Sequence[Segment]) -> tuple[int, int]:
+        """Over how many slots, and how many positions of each, a step attends at most."""
+        if self._static is not None and (size := self._static.size(segments)) is not None:
+            return size.slots + size.extra, size.length
+        return 1 + max(segment.slot for segment in segments), self.pool.length
+
     def _eager(self, segments: Sequence[Segment], late: LateTokens | None) -> Tensor:
         """A step in tensors of its own shapes."""
         spans: list[Span] = []

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from jfbatch.engine.runner import LateTokens, Segment
 
 QUERIES = 8  # of a row, where any segment has more than one token
-MOST_TOKENS = 1024  # larger steps gain nothing: their kernels take longer than their launches
+MOST_TOKENS = 1024  # and slots; larger steps gain little: their kernels take longer than their launches
 SHORTEST_LENGTH = 128  # that is attended over
 
 Compute = Callable[[Tensor, Tensor, Tensor, Layout], Tensor]
@@ -55,9 +55,9 @@ class StepSize:
         """The size of a step; None where a segment is long or the step large, which is computed eagerly."""
         counts = [len(segment.token_ids) for segment in segments]
         longest, tokens = max(counts), rung(sum(counts))
-        if longest > LONGEST_PADDED or tokens > MOST_TOKENS:
-            return None
         slots = min(rung(1 + max(segment.slot for segment in segments)), pool.slots)
+        if longest > LONGEST_PADDED or max(tokens, slots) > MOST_TOKENS:
+            return None
         wanted = sum(len(segment.logits) for segment in segments)
         reach = max(segment.start + len(segment.token_ids) for segment in segments)
         return StepSize(

@@ -114,7 +114,7 @@ def test_most_steps_of_a_run_are_replayed_and_the_pool_hardly_moves() -> None:
     counts = runner.counts
     assert counts.steps == used.statistics.forward_passes
     assert counts.replayed > 0.7 * counts.steps
-    assert counts.recorded < 12
+    assert counts.recorded < 20
     assert runner.pool.generation - moved <= 2
 
 

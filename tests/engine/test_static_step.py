@@ -106,6 +106,17 @@ def test_long_segments_and_large_steps_are_left_to_the_eager_way() -> None:
     assert StepSize.of([Segment(slot, 0, [1] * 17) for slot in range(60)], used) is not None
     assert StepSize.of([Segment(slot, 0, [1] * 18) for slot in range(60)], used) is None
     assert MOST_TOKENS == rung(60 * 17) < 60 * 18
+    many = pool(MOST_TOKENS + 500, 20)
+    assert StepSize.of([Segment(MOST_TOKENS - 1, 0, [1])], many) is not None
+    assert StepSize.of([Segment(MOST_TOKENS, 0, [1])], many) is None
+
+
+def test_the_largest_step_fits_the_buffer_of_inputs() -> None:
+    used = runners("llama")[1]
+    used.pool.resize(MOST_TOKENS, 64)
+    segments = [Segment(slot, 0, [1], [0]) for slot in range(MOST_TOKENS - 25)]
+    logits = used.forward([*segments, Segment(MOST_TOKENS - 1, 0, [1] * 25, range(25))])
+    assert logits.shape == (MOST_TOKENS, VOCABULARY)
 
 
 @cache
