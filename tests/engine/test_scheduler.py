@@ -225,6 +225,22 @@ def test_where_steps_are_replayed_the_pool_is_at_once_as_large_as_the_rows_may_n
     assert (used.pool.slots, used.pool.length) == (16, 256)
 
 
+def test_a_steady_pool_that_fills_its_budget_does_not_move_for_shorter_rows() -> None:
+    budget = 5 * 160 * pool().bytes_per_token
+    used = steady(16, budget)
+    used.add([sequence(str(i), [i] * (100 - i), limit=50) for i in range(12)])
+    used.admit()
+    run(used.plan())
+    assert (used.pool.slots, used.pool.length) == (5, 160)
+    moved = used.pool.generation
+    while used.running:
+        used.retire(used.running[:1])
+        used.admit()
+        if used.running:
+            run(used.plan())
+    assert used.pool.generation == moved and not used.waiting
+
+
 @given(
     st.lists(st.tuples(st.integers(1, 90), st.integers(1, 120)), min_size=1, max_size=30),
     st.integers(1, 12),

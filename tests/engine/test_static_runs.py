@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from jfbatch.engine.engine import Engine, EngineConfig
 from jfbatch.engine.graphs import StepCounts
-from jfbatch.engine.runner import Runner
+from jfbatch.engine.runner import Runner, Segment
 from jfbatch.engine.sequence import Completion, Request
 from tests.engine.matchers import FreeMatcher, TemplateMatcher, tiny_tokenization
 from tests.engine.recorded import WorkRecorder
@@ -116,6 +116,19 @@ def test_most_steps_of_a_run_are_replayed_and_the_pool_hardly_moves() -> None:
     assert counts.replayed > 0.7 * counts.steps
     assert counts.recorded < 20
     assert runner.pool.generation - moved <= 2
+
+
+def test_only_replayed_steps_say_how_long_steps_take() -> None:
+    runner = replaying(WorkRecorder())
+    step = [Segment(0, 0, [5], [0])]
+    with torch.inference_mode():
+        runner.pool.resize(1, 70)
+        assert [(runner.forward(step), runner.typical)[1] for _ in range(4)] == [False, False, True, True]
+        runner.forward([Segment(0, 0, [5] * 65)])
+        assert not runner.typical  # eager
+        runner.replay_by(None)
+        runner.forward(step)
+        assert runner.typical  # as all will be
 
 
 @pytest.mark.parametrize("name", ["qwen3", "mistral_window", "gemma2", "gemma3", "gpt_oss", "qwen3_moe"])
