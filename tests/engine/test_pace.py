@@ -70,3 +70,11 @@ def test_what_drafts_earned_long_ago_does_not_pay_for_losses_now() -> None:
         used.settle(32, 0, 40)
         steps += 1
     assert steps < 100
+
+
+def test_nothing_is_learnt_from_a_step_that_is_not_like_those_to_come() -> None:
+    used = paced(60)
+    before, work = used.fixed, used.work
+    for tokens in range(10, 300):
+        used.observe(tokens, 8, 0.2, typical=False)
+    assert used.fixed == before and used.work > work
