@@ -216,6 +216,11 @@ class Scheduler:
             expected = min(self.batch_size, len(everyone) + len(self.waiting))
             if self.kv_bytes(max(slots, expected), length) <= self.kv_memory:
                 slots = max(slots, expected)
+        if self.pool.keys_across and length > self.pool.length:  # the CPU's kernel reads no more than it needs
+            longest = rounded_length(max(sequence.longest for sequence in everyone))
+            roomy = min(max(length, longest), rounded_length(length + length // 4))
+            if self.kv_bytes(slots, roomy) <= self.kv_memory:
+                length = roomy
         return slots, length
 
     def _steady_size(self, everyone: list[Sequence]) -> tuple[int, int]:
