@@ -132,6 +132,7 @@ class StepLayout:
         self.compiled = pool.keys_across
         self.parts: list[NDArray[np.int64]] = []  # the kernel's
         self.rules: dict[int, Rules] = {}  # what each layer has asked for
+        self.wanted: Tensor | None = None  # the tokens with logits, where only those are read in the end
         self._rotation: tuple[Tensor, tuple[NDArray[np.float32], NDArray[np.float32]]] | None = None
         if self.compiled:
             self._divide(spans)

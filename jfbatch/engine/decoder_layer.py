@@ -66,11 +66,13 @@ class DecoderLayer(nn.Module):
     """norm, Q K V, attention, output + rows, norm, gate and up, gated, down + rows.
 
     layer: what it replaces, a layer that `has_known_parts`; rules: what that one asks of its attention.
+    `is_last`: whether what comes after it reads no token but those with logits.
     """
 
     def __init__(self, layer: Any, rules: Rules) -> None:
         super().__init__()
         attention = layer.self_attn
+        self.is_last = False
         self.input_layernorm: nn.Module = layer.input_layernorm
         self.qkv_proj: nn.Module = joined(attention.q_proj, attention.k_proj, attention.v_proj)
         self.attention = Attention(attention, rules)
@@ -89,14 +91,26 @@ class DecoderLayer(nn.Module):
         attention_mask: Tensor | None = None,
         **_: Any,
     ) -> Tensor:
-        """[1, tokens, width] -> the same shape and dtype, as transformers calls it in a packed step."""
+        """[1, tokens, width] -> the same shape and dtype, as transformers calls it in a packed step.
+
+        In the last layer, zeros for tokens without logits.
+        """
         if step is None or position_embeddings is None or attention_mask is not None:
             raise ModelError("a decoder layer was not called as a packed step calls it")
         rows = hidden_states[0]
         projected = self.qkv_proj(self.input_layernorm(rows))
-        rows = _added(self.o_proj, self.attention(projected, position_embeddings, step), rows)
+        attended = self.attention(projected, position_embeddings, step)
+        wanted = step.wanted if self.is_last else None
+        if wanted is not None:
+            rows, attended = rows[wanted], attended[wanted]
+        rows = _added(self.o_proj, attended, rows)
         inner = self.mlp.gates(self.mlp.gate_up_proj(self.post_attention_layernorm(rows)))
-        return _added(self.mlp.down_proj, inner, rows).unsqueeze(0)
+        rows = _added(self.mlp.down_proj, inner, rows)
+        if wanted is None:
+            return rows.unsqueeze(0)
+        whole = torch.zeros_like(hidden_states)
+        whole[0, wanted] = rows
+        return whole
 
 
 def _added(linear: nn.Module, inputs: Tensor, rows: Tensor) -> Tensor:
@@ -119,6 +133,7 @@ def fuse_layers(model: Any, kv_dtype: torch.dtype) -> int:
     for index, layer in enumerate(layers):
         fused = _proven(layer, rotary, kv_dtype) if has_known_parts(layer) else None
         if fused is not None:
+            fused.is_last = index == len(layers) - 1
             layers[index] = fused
             count += 1
     return count

@@ -180,6 +180,8 @@ class Runner:
         if late is not None:
             tokens.index_copy_(0, on_device(late.places, torch.int64, self.device), late.ids)
         keep = on_device(wanted, torch.int64, self.device)
+        if len(wanted) < len(flat):
+            layout.wanted = keep
         return self._computed(tokens.unsqueeze(0), layout.positions.unsqueeze(0), keep, layout).float()
 
     def give_back(self) -> None:

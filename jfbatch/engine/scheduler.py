@@ -216,7 +216,9 @@ class Scheduler:
             expected = min(self.batch_size, len(everyone) + len(self.waiting))
             if self.kv_bytes(max(slots, expected), length) <= self.kv_memory:
                 slots = max(slots, expected)
-        if self.pool.keys_across and length > self.pool.length:  # the CPU's kernel reads no more than it needs
+        if (
+            self.pool.keys_across and length > self.pool.length
+        ):  # its kernel reads no more than it needs
             longest = rounded_length(max(sequence.longest for sequence in everyone))
             roomy = min(max(length, longest), rounded_length(length + length // 4))
             if self.kv_bytes(slots, roomy) <= self.kv_memory:
@@ -243,7 +245,7 @@ class Scheduler:
         return len(self.running) < DENSE_SHARE * (max(sequence.slot for sequence in self.running) + 1)
 
     def retire(self, sequences: Iterable[Sequence], moving: bool = True) -> None:
-        """Free the places of finished rows; once nothing waits, close the gaps they leave.
+        """Free the places of finished rows; once nothing waits, close the gaps they leave, if those cost.
 
         moving: as in `admit`. Without it the gaps stay for a next time.
         """
@@ -254,7 +256,8 @@ class Scheduler:
                 self._resident[sequence.slot] = sequence.token_ids[: sequence.cached]
                 sequence.slot = -1
             self._left_gaps |= not moving
-        if moving and (finished or self._left_gaps) and not self.waiting:
+        dense = not self.pool.keys_across  # the CPU's kernel reads no slot that it is not told to
+        if dense and moving and (finished or self._left_gaps) and not self.waiting:
             self._close_gaps()
 
     def _close_gaps(self) -> None:
