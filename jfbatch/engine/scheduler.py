@@ -216,9 +216,7 @@ class Scheduler:
             expected = min(self.batch_size, len(everyone) + len(self.waiting))
             if self.kv_bytes(max(slots, expected), length) <= self.kv_memory:
                 slots = max(slots, expected)
-        if (
-            self.pool.keys_across and length > self.pool.length
-        ):  # its kernel reads no more than it needs
+        if self.pool.keys_across and length > self.pool.length:  # its kernel reads no more than it needs
             longest = rounded_length(max(sequence.longest for sequence in everyone))
             roomy = min(max(length, longest), rounded_length(length + length // 4))
             if self.kv_bytes(slots, roomy) <= self.kv_memory:
