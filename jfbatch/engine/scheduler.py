@@ -218,7 +218,7 @@ class Scheduler:
                 slots = max(slots, expected)
         if self.pool.keys_across and length > self.pool.length:  # its kernel reads no more than it needs
             longest = rounded_length(max(sequence.longest for sequence in everyone))
-            roomy = min(max(length, longest), rounded_length(length + length // 4))
+            roomy = min(max(length, longest), rounded_length(length + min(length // 4, SHRINK_AT // 2)))
             if self.kv_bytes(slots, roomy) <= self.kv_memory:
                 length = roomy
         return slots, length

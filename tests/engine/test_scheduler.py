@@ -154,6 +154,27 @@ def test_gaps_are_closed_once_nothing_waits() -> None:
     assert bool((storage[0, :, :2] == 9).all())
 
 
+def test_a_pool_whose_length_costs_no_time_grows_in_larger_steps_and_stays() -> None:
+    lengths = []
+    for keys_across in (False, True):
+        made = SlotPool(torch.device("cpu"), torch.float32, keys_across)
+        made.resize(1, 1)
+        made.layer(0, 1, 2, 2)
+        used = Scheduler(made, 4, 10_000, 1 << 30)
+        row = sequence("a", [1] * 1000, limit=200)
+        used.add([row])
+        used.admit()
+        seen = []
+        while row.tokens_left:
+            run(used.plan())
+            row.append(5, b"a")
+            seen.append(made.length)
+        assert seen == sorted(seen)
+        assert seen[-1] == 1216  # what the row can need, and no more
+        lengths.append(len(set(seen)))
+    assert lengths[1] <= lengths[0] / 2
+
+
 def test_the_pool_gives_length_back_when_long_rows_are_gone() -> None:
     used = scheduler(prefill_chunk=1000)
     used.add([sequence("long", [1] * 400), sequence("short", [2] * 10)])
