@@ -110,7 +110,8 @@ class RunConfig(pydantic.BaseModel):
     profile: Path | None = _setting(
         None,
         "Input and output",
-        "Write where the time went as a Chrome trace (JSON) to this file, and print it as a table.",
+        "Write where the time went as a Chrome trace (JSON) to this file, and print it as a table. "
+        "Of one process: not with --devices.",
     )
 
     # What outputs must obey

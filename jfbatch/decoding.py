@@ -118,10 +118,8 @@ def run_rows(feed: Feed, engine: Engine, outcomes: Outcomes) -> InputError | Non
     for completion in engine.run(feed):
         with engine.span("complete"):
             waiting = feed.finished(completion.key)
-            if outcomes.needs_another_try(waiting, completion):
+            if not outcomes.complete(waiting, completion):
                 feed.again(waiting)
-            else:
-                outcomes.complete(waiting, completion)
         if outcomes.too_many_failures:
             engine.stop()
     if feed.error is not None and not isinstance(feed.error, InputError):

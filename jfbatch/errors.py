@@ -72,7 +72,7 @@ class UnsupportedSchema(InvalidGrammar):
     """
 
     def __init__(self, path: str, keyword: str, reason: str) -> None:
-        super().__init__(f"schema at {path or '/'}: {keyword}: {reason}")
+        super().__init__(f"schema at {path or '#'}: {keyword}: {reason}")
         self.path = path
         self.keyword = keyword
         self.reason = reason

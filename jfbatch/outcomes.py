@@ -119,17 +119,16 @@ class Outcomes:
         """A row that never reaches the engine."""
         self._add(RowResult.of(row, status, error=error))
 
-    def needs_another_try(self, waiting: Waiting, completion: Completion) -> bool:
-        """Whether a checked output came out invalid and may be sampled again."""
-        if completion.reason == "failed" or waiting.attempt >= self.retries:
-            return False
-        return bool(waiting.grammar.result().unenforced) and self._fault(waiting, completion) is not None
+    def complete(self, waiting: Waiting, completion: Completion) -> bool:
+        """Settle what the engine has finished; an output that fails its check is `invalid`, never ok.
 
-    def complete(self, waiting: Waiting, completion: Completion) -> None:
-        """Settle what the engine has finished; an output that fails its check is `invalid`, never ok."""
+        False where such a row may be sampled again: it is not settled yet.
+        """
         row = waiting.row
         status, error = _STATUS_OF[completion.reason], completion.error
         if status != "failed" and (fault := self._fault(waiting, completion)) is not None:
+            if waiting.attempt < self.retries:
+                return False
             status, error = "invalid", f"{fault} ({waiting.attempt + 1} outputs were sampled)"
         self.prompt_tokens += completion.prompt_tokens
         thinking, output = self._parts(waiting, completion)
@@ -154,6 +153,7 @@ class Outcomes:
             forward_passes=completion.forward_passes,
         )
         self._add(result)
+        return True
 
     def _parts(self, waiting: Waiting, completion: Completion) -> tuple[bytes | None, bytes]:
         """The thinking, None in a row without, and the output proper."""

@@ -162,9 +162,10 @@ def test_every_schema_row_meets_the_validator(
             return "not today"
 
     monkeypatch.setattr(outcomes, "validator", Refusing)
-    rows = job.run([*prompts(3), {"prompt": "x", "regex": "y"}], "--schema", schema, code=1)
+    lines = [*prompts(3), {"prompt": "x", "regex": "y"}]
+    rows = job.run(lines, "--schema", schema, "--retries", "1", code=1)
     assert [row["status"] for row in rows] == ["invalid", "invalid", "invalid", "ok"]
-    assert sorted(asked) == sorted(row["text"] for row in rows[:3])
+    assert len(asked) == 6 and {row["text"] for row in rows[:3]} <= set(asked)
     assert all("not today" in row["error"] and row["value"] is None for row in rows[:3])
 
 
@@ -290,6 +291,22 @@ def test_an_output_that_fails_its_check_is_sampled_again(job: Job) -> None:
     assert [new["text"] for new, old in zip(again, once, strict=True) if old["status"] == "ok"] == [
         old["text"] for old in once if old["status"] == "ok"
     ]
+
+
+def test_an_output_that_repeats_an_undeclared_key_is_sampled_again(job: Job) -> None:
+    pair = {
+        "type": "object",
+        "additionalProperties": {"type": "null"},
+        "propertyNames": {"enum": ["a", "b"]},
+        "minProperties": 2,
+        "maxProperties": 2,
+    }
+    lines = [{"prompt": f"try {n}", "schema": pair} for n in range(6)]
+    once = job.run(lines, "--retries", "0", code=1)
+    repeated = [row["error"] for row in once if row["status"] == "invalid"]
+    assert repeated and all("appears twice in one object" in error for error in repeated)
+    again = job.run(None, "--retries", "30", "--retry", "invalid")
+    assert [row["status"] for row in again] == ["ok"] * 6
 
 
 def test_an_output_without_any_choice_that_fails_its_check_is_not_lost(job: Job) -> None:

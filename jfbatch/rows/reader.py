@@ -193,6 +193,9 @@ class _RowReader:
         if body is not None:
             if not isinstance(body, dict):
                 raise RowProblem(f"body must be an object, not {_json_type(body)}", "body")
+            url = fields.get("url")
+            if isinstance(url, str) and not url.endswith("/completions"):
+                raise RowProblem(f"url {url!r}: only (chat) completions can be had", "url")
             inner = {**fields, **body}
         values["extra"] = {
             name: inner[name] for name in options.keep if name in inner and inner[name] is not None

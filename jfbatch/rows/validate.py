@@ -13,7 +13,7 @@ import jsonschema_rs
 
 from jfbatch.errors import InvalidGrammar
 from jfbatch.rows.columns import parse_output
-from jfbatch.rows.json_text import check_nesting, is_utf8, unique_keys
+from jfbatch.rows.json_text import RepeatedKey, check_nesting, is_utf8, unique_keys
 from jfbatch.rows.row import Pattern, RowProblem
 
 
@@ -43,6 +43,8 @@ class SchemaValidator:
             self._validator.validate(value)
         except RowProblem as problem:
             return problem.reason
+        except RepeatedKey as error:
+            return str(error)
         except json.JSONDecodeError as error:
             return f"not JSON: {error.msg} (character {error.pos + 1})"
         except jsonschema_rs.ValidationError as error:

@@ -23,6 +23,13 @@ def read(tmp_path: Path, line: dict[str, Any], **options: Any) -> Row:
     return row
 
 
+def test_a_line_for_another_endpoint_is_refused(tmp_path: Path) -> None:
+    for url, refused in (("/v1/embeddings", True), ("/v1/chat/completions", False), (None, False)):
+        row = read(tmp_path, {"custom_id": "a", "url": url, "body": {"messages": MESSAGES}})
+        assert (row.error is not None) == refused
+        assert not refused or "'/v1/embeddings'" in (row.error or "")
+
+
 @pytest.mark.parametrize(
     ("fields", "names"),
     [

@@ -114,8 +114,9 @@ SUPPORT: dict[str, tuple[Support, ...]] = {
     "Objects": (
         Support(
             ("properties", "patternProperties", "additionalProperties"),
-            "a key that matches several satisfies all of them; no key comes twice",
-            checked=f"keys that could match more than {object_rules.CLASS_LIMIT} combinations of patterns",
+            "a key that matches several satisfies all of them; no declared key comes twice",
+            checked="that no undeclared key comes twice; keys that could match more than "
+            f"{object_rules.CLASS_LIMIT} combinations of patterns",
         ),
         Support(("required",)),
         Support(
