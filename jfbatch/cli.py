@@ -48,6 +48,8 @@ def _run_command(arguments: Sequence[str] | None) -> int:
     try:
         ours, others = _split(sys.argv[1:] if arguments is None else arguments)
         code = app(args=ours, prog_name="jfbatch", standalone_mode=False, obj=others)
+        if sys.stdout is not None and not sys.stdout.closed:
+            sys.stdout.flush()  # what is left must not fail where nobody minds it
     except JfbatchError as error:
         return _complain(str(error), error.exit_code)
     except TyperException as error:  # a flag or argument that does not parse
