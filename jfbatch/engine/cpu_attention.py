@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -138,6 +139,13 @@ def in_parallel(calls: Sequence[Callable[[], None]]) -> None:
     calls[0]()
     for other in others:
         other.result()
+
+
+def by_rows(kernel: Callable[[slice], None], rows: int, parts: int) -> None:
+    """Call a kernel on all of so many rows, in so many parts at most, one for each of torch's threads."""
+    parts = max(1, min(torch.get_num_threads(), parts))
+    bounds = [rows * index // parts for index in range(parts + 1)]
+    in_parallel([partial(kernel, slice(*pair)) for pair in pairwise(bounds)])
 
 
 @cache

@@ -6,9 +6,7 @@ module is replaced only where a trial shows that the replacement computes the sa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import partial
-from itertools import pairwise
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from jfbatch.engine import cpu_kernels
-from jfbatch.engine.cpu_attention import in_parallel, stored
+from jfbatch.engine.cpu_attention import by_rows, stored
 
 _DTYPES = (torch.float32, torch.bfloat16)
 # Numbers that one thread handles sooner than two that must be told to, which takes about 20 us.
@@ -37,12 +35,12 @@ class Normalisation(nn.Module):
         """[..., width] -> the same shape and dtype."""
         flat = rows.reshape(-1, rows.shape[-1]).contiguous()
         output = torch.empty_like(flat)
-        _by_rows(
+        by_rows(
             lambda part: cpu_kernels.normalise(
                 stored(flat[part]), self.factors, self.epsilon, stored(output[part])
             ),
-            flat.shape,
-            _NORMALISED_ALONE,
+            len(flat),
+            flat.numel() // _NORMALISED_ALONE,
         )
         return output.view(rows.shape)
 
@@ -54,10 +52,10 @@ class SiluGates(nn.Module):
         """[..., 2 * width] -> [..., width]."""
         output: Tensor = both.new_empty(*both.shape[:-1], both.shape[-1] // 2)
         flat, results = both.view(-1, both.shape[-1]), output.view(-1, output.shape[-1])
-        _by_rows(
+        by_rows(
             lambda part: cpu_kernels.gate(stored(flat[part]), stored(results[part])),
-            results.shape,
-            _GATED_ALONE,
+            len(results),
+            results.numel() // _GATED_ALONE,
         )
         return output
 
@@ -87,14 +85,6 @@ def joined(*linears: nn.Linear) -> nn.Linear:
     if biased:
         whole.bias = nn.Parameter(torch.cat([linear.bias for linear in linears]), requires_grad=False)
     return whole
-
-
-def _by_rows(kernel: Callable[[slice], None], shape: torch.Size, alone: int) -> None:
-    """Call a kernel on all rows of a matrix, in parts of at least `alone` numbers, at most one a thread."""
-    rows = shape[0]
-    parts = max(1, min(torch.get_num_threads(), rows * shape[1] // alone))
-    bounds = [rows * index // parts for index in range(parts + 1)]
-    in_parallel([partial(kernel, slice(*bounds_of_part)) for bounds_of_part in pairwise(bounds)])
 
 
 @torch.inference_mode()

@@ -10,8 +10,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -20,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from jfbatch.engine import cpu_kernels
-from jfbatch.engine.cpu_attention import in_parallel
+from jfbatch.engine.cpu_attention import by_rows
 from jfbatch.engine.transfer import on_device
 
 NOTHING_ALLOWED = "the grammar allows no token of the model's vocabulary here"
@@ -161,16 +159,12 @@ def _best_allowed(logits: Tensor, masks: NDArray[np.uint32], positions: Sequence
     ids, wrong = np.empty(len(positions), np.int64), np.empty(len(positions), np.bool_)
     numbers, bits = logits.numpy(), logits.view(torch.uint32).numpy()
     places = np.array(positions, np.int64)
-    parts = max(1, min(torch.get_num_threads(), len(places) // _WORTH_SHARING))
-    bounds = [len(places) * index // parts for index in range(parts + 1)]
-    slices = [slice(*pair) for pair in pairwise(bounds)]
-    in_parallel(
-        [
-            partial(
-                cpu_kernels.best_allowed, numbers, bits, places[part], masks[part], ids[part], wrong[part]
-            )
-            for part in slices
-        ]
+    by_rows(
+        lambda part: cpu_kernels.best_allowed(
+            numbers, bits, places[part], masks[part], ids[part], wrong[part]
+        ),
+        len(places),
+        len(places) // _WORTH_SHARING,
     )
     return Choices(ids, None, _settle(ids, wrong | (ids < 0), wrong, masks, logits.shape[1]))
 

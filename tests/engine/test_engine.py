@@ -39,8 +39,7 @@ RECORD: list[bytes | Field] = [
 ]
 
 
-@cache
-def runner() -> Runner:
+def random_llama() -> LlamaForCausalLM:
     configuration = LlamaConfig(
         vocab_size=tiny_tokenization().size + 5,  # logits wider than the vocabulary
         hidden_size=48,
@@ -52,7 +51,12 @@ def runner() -> Runner:
         initializer_range=0.3,
     )
     torch.manual_seed(1)
-    return Runner(LlamaForCausalLM(configuration), kv_dtype=torch.float32)
+    return LlamaForCausalLM(configuration)
+
+
+@cache
+def runner() -> Runner:
+    return Runner(random_llama(), kv_dtype=torch.float32)
 
 
 def engine(**settings: Any) -> Engine:

@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from jfbatch.engine.engine import Engine, EngineConfig
 from jfbatch.engine.graphs import StepCounts
@@ -20,26 +19,14 @@ from tests.engine.matchers import FreeMatcher, TemplateMatcher, tiny_tokenizatio
 from tests.engine.recorded import WorkRecorder
 from tests.engine.sources import ListSource
 from tests.engine.test_architectures import greedy_by_engine, prompts, random_model
-from tests.engine.test_engine import RECORD, prompt
+from tests.engine.test_engine import RECORD, prompt, random_llama
 from tests.engine.test_engine import runner as ordinary
 
 
 @cache
 def static() -> Runner:
     """test_engine's model, its short steps in fixed shapes."""
-    configuration = LlamaConfig(
-        vocab_size=tiny_tokenization().size + 5,
-        hidden_size=48,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        initializer_range=0.3,
-    )
-    torch.manual_seed(1)
-    model = LlamaForCausalLM(configuration)
-    return Runner(model, kv_dtype=torch.float32, pack=False, static=True)
+    return Runner(random_llama(), kv_dtype=torch.float32, pack=False, static=True)
 
 
 def replaying(recorder: WorkRecorder) -> Runner:
