@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,9 @@ SECONDS_BETWEEN = 10.0
 class NoiseRunner:
     """A runner as the engine sees it; its logits are the same random numbers in turn."""
 
+    steady = takes_late_tokens = False
+    typical = True
+
     def __init__(self, model: Any, kv_dtype: torch.dtype | None = None) -> None:
         self.vocabulary_size: int = model.config.vocab_size
         self.device = torch.device("cpu")
@@ -56,6 +60,8 @@ class NoiseRunner:
 
 class ShortestEngine:
     """An engine as the job sees it: each row's output is the shortest that its grammar allows."""
+
+    span = nullcontext
 
     def __init__(self, *_model: Any) -> None:
         self.statistics = EngineStatistics()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from bench.peers.meter import Meter, Outcome
 from bench.scaling import write_input
 from jfbatch.engine.engine import EngineConfig
 from jfbatch.engine.runner import Segment
+from tests.run_command import ROOT
 from tests.tiny_model import tiny_model  # noqa: F401 - a fixture
 
 
@@ -118,3 +120,11 @@ def test_beside_a_device_of_its_own_the_host_goes_ahead_and_writes_the_same() ->
     _, engine, outputs = ahead.run(grammar, ahead.Device(1e-4), True, True, 12)
     assert outputs == expected and len(outputs) == 12
     assert engine.statistics.rows_ahead > 100 and alone.statistics.rows_ahead == 0
+
+
+@pytest.mark.parametrize("mode", [(), ("1", "noise"), ("40",)])
+def test_memory_is_measured_with_stand_ins_that_the_job_can_use(mode: tuple[str, ...]) -> None:
+    command = [sys.executable, "bench/memory.py", "200", *mode]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("exit code 0; 200 rows")
