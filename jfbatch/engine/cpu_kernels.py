@@ -163,8 +163,7 @@ def attend(
                 turn = rotation[0][token], rotation[1][token]
                 source = projected[1][token, columns[1] + kv * key_dim :]
                 _prepare(source, factors[1], epsilon, turn, np.float32(1), rows[0])
-                for d in range(key_dim):
-                    past_keys[d, place] = _narrowed(rows[0, d], keys)
+                _move(rows[0], past_keys[:, place])
                 _move(projected[2][token, columns[2] + kv * values.shape[3] :], past_values[place])
             next_keys, next_values = past_keys[:0], past_values[:0]
             if kv + 1 < kv_heads or index + 1 < len(spans):
@@ -176,38 +175,63 @@ def attend(
             # what is missing to four repeats the last one.
             groups = (count * share + 3) // 4
             for group in range(groups):
-                row = 4 * group
-                last = min(row + 3, count * share - 1)
+                last = min(4 * group + 3, count * share - 1)
                 for i in range(4):
-                    token, head = first + min(row + i, last) // share, kv * share + min(row + i, last) % share
+                    row = min(4 * group + i, last)
+                    token, head = first + row // share, kv * share + row % share
                     turn = rotation[0][token], rotation[1][token]
                     source = projected[0][token, columns[0] + head * key_dim :]
                     scale = scaling if attends else np.float32(1)
                     _prepare(source, factors[0], epsilon, turn, scale, rows[i])
                     if not attends:
                         _move(rows[i], output[token, head, :key_dim])
-                if not attends:
-                    continue
-                stop = start + last // share + 1
-                begin = max(start + row // share + 1 - window, 0) // 4 * 4
-                ahead = _share_of(next_keys, group, groups)
-                for base in range(begin, stop, BLOCK):
-                    size = min(BLOCK, stop - base)
-                    _score(rows, past_keys, base, size, scores, ahead)
-                    ahead = ahead[:0]
-                    for i in range(4):
-                        weights[i, base : base + size] = scores[i * BLOCK : i * BLOCK + size]
-                for i in range(4):
-                    token, head = start + min(row + i, last) // share, kv * share + min(row + i, last) % share
-                    sink = sinks[head] if len(sinks) else NO_SINK
-                    _softmax(weights[i], begin, max(token + 1 - window, 0), token + 1, softcap, sink)
-                for i in range(4):
-                    sums[i * BLOCK : i * BLOCK + values.shape[3]] = 0
-                ahead = _share_of(next_values, group, groups)
-                _add_values(weights, past_values, begin, (stop + 3) // 4 * 4, sums, ahead)
-                for i in range(last - row + 1):
-                    token, head = first + (row + i) // share, kv * share + (row + i) % share
-                    _move(sums[i * BLOCK : (i + 1) * BLOCK], output[token, head])
+                if attends:
+                    own_sinks = sinks[kv * share : (kv + 1) * share]
+                    ahead = _share_of(next_keys, group, groups), _share_of(next_values, group, groups)
+                    limits = start, 4 * group, last, share, window
+                    scratch = scores, weights, sums
+                    _attend_four(rows, past_keys, past_values, limits, softcap, own_sinks, ahead, scratch)
+                    for row in range(4 * group, last + 1):
+                        token, head = first + row // share, kv * share + row % share
+                        _move(sums[row % 4 * BLOCK : (row % 4 + 1) * BLOCK], output[token, head])
+
+
+@_jit
+def _attend_four(
+    rows: Any,
+    keys: Any,
+    values: Any,
+    limits: tuple[int, int, int, int, int],
+    softcap: Any,
+    sinks: Any,
+    ahead: tuple[Any, Any],
+    scratch: tuple[Any, Any, Any],
+) -> None:
+    """sums[i * BLOCK + d] = what query rows[i] gets from its slot's keys and values, for four queries.
+
+    limits: where the span begins in its row, the first and the last of the queries among those of the span
+    and kv head, how many of these a token has, and the window. ahead: two matrices to fetch on the way.
+    scratch: scores, weights and those sums.
+    """
+    scores, weights, sums = scratch
+    start, first, last, share, window = limits
+    stop = start + last // share + 1
+    begin = max(start + first // share + 1 - window, 0) // 4 * 4
+    next_keys, next_values = ahead
+    for base in range(begin, stop, BLOCK):
+        size = min(BLOCK, stop - base)
+        _score(rows, keys, base, size, scores, next_keys)
+        next_keys = next_keys[:0]
+        for i in range(4):
+            weights[i, base : base + size] = scores[i * BLOCK : i * BLOCK + size]
+    for i in range(4):
+        row = min(first + i, last)
+        own_stop = start + row // share + 1
+        sink = sinks[row % share] if len(sinks) else NO_SINK
+        _softmax(weights[i], begin, max(own_stop - window, 0), own_stop, softcap, sink)
+    for i in range(4):
+        sums[i * BLOCK : i * BLOCK + values.shape[1]] = 0
+    _add_values(weights, values, begin, (stop + 3) // 4 * 4, sums, next_values)
 
 
 @_jit_in_order
