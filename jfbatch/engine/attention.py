@@ -129,7 +129,7 @@ class StepLayout:
         self.long: list[Span] = []
         self.groups: list[PaddedGroup] = []
         self._write_indices: dict[int, Tensor] = {}
-        self.compiled = pool.keys_across
+        self.compiled = pool.for_kernel
         self.parts: list[NDArray[np.int64]] = []  # the kernel's
         self.rules: dict[int, Rules] = {}  # what each layer has asked for
         self.wanted: Tensor | None = None  # the tokens with logits, where only those are read in the end
@@ -222,9 +222,9 @@ class StepLayout:
         if self.compiled:
             keys, values = self.pool.layer(layer, key.shape[1], key.shape[-1], value.shape[-1])
             flat = [part[0].transpose(0, 1).flatten(1).contiguous() for part in (query, key, value)]
-            projections = Projections(flat[0], flat[1], flat[2])
+            projections = Projections(flat[0], flat[1], flat[2], (key.shape[-1], value.shape[-1]))
             output = cpu_attention.attend(projections, query.shape[1], keys, values, self.parts, rules)
-            attend_far(self, rows, keys, values, rules, output)
+            attend_far(self, layer, rows, rules, output)
             return output
         keys, values = self.write(layer, key[0], value[0])
         output = query.new_empty(rows.shape[0], rows.shape[1], value.shape[-1])
@@ -237,7 +237,7 @@ class StepLayout:
         for span in self.fresh:
             part = slice(span.first, span.first + span.count)
             output[part] = _attend_alone(query[:, :, part], key[:, :, part], value[:, :, part], 0, rules)
-        attend_far(self, rows, keys, values, rules, output)
+        attend_far(self, layer, rows, rules, output)
         return output
 
 
@@ -268,17 +268,14 @@ def packed_attention(
     return step.attend(layer, query, key, value, rules).unsqueeze(0), None
 
 
-def attend_far(
-    step: StepLayout, rows: Tensor, keys: Tensor, values: Tensor, rules: Rules, output: Tensor
-) -> None:
+def attend_far(step: StepLayout, layer: int, rows: Tensor, rules: Rules, output: Tensor) -> None:
     """Let the step's long spans attend to their slots: rows [tokens, heads, head dim] -> those of output."""
     attend = _attend_in_blocks if step.compiled else _attend_alone
     for span in step.long:
         part = slice(span.first, span.first + span.count)
-        end = span.start + span.count
-        own_keys, own_values = keys[span.slot, None, :, :end], values[span.slot, None, :, :end]
+        keys, values = step.pool.past(layer, span.slot, span.start + span.count)
         query = rows[part].transpose(0, 1).unsqueeze(0)
-        output[part] = attend(query, own_keys, own_values, span.start, rules)
+        output[part] = attend(query, keys.unsqueeze(0), values.unsqueeze(0), span.start, rules)
 
 
 def _refuse_unknown(

@@ -1,9 +1,9 @@
 """Attention on a CPU: decode steps, jumps, drafts and prompts of ordinary length.
 
-K and V are read as they are stored (K with its positions innermost), everything else is float32. Four
-queries of a row share each pass over its past, every one in lanes of its own and in one order. So a
-row's result does not depend on which rows or how many drafts share its step; with bfloat16 scores one
-greedy token in a thousand did.
+K and V are read as they are stored (kv_layout.py), everything else is float32. Several queries of a row
+share each pass over its past, the sums of each in registers of its own and in one order. So a row's result
+does not depend on which rows or how many drafts share its step; with bfloat16 scores one greedy token in a
+thousand did.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from jfbatch.engine import cpu_kernels
-from jfbatch.engine.cpu_kernels import BLOCK
-from jfbatch.errors import ModelError
 
 NO_WINDOW = 1 << 40
 _NOTHING: NDArray[np.float32] = np.empty(0, np.float32)
@@ -47,14 +45,16 @@ class Rules:
 class Projections:
     """Q, K and V of a step's tokens before they attend, each in a matrix [tokens, columns] of one dtype.
 
-    Heads lie side by side, the first one at `columns`; the three may be one matrix. Where the kernel is to
-    normalise and rotate: `rotation`, cosines and sines float32 [tokens, head dim]; `factors` of the root
-    mean square norms of Q and K, float32 [head dim] or empty, and their `epsilon`.
+    dims: the dimensions of a head of K and of V. Heads lie side by side, the first one at `columns`; the
+    three may be one matrix. Where the kernel is to normalise and rotate: `rotation`, cosines and sines
+    float32 [tokens, head dim]; `factors` of the root mean square norms of Q and K, float32 [head dim] or
+    empty, and their `epsilon`.
     """
 
     query: Tensor
     key: Tensor
     value: Tensor
+    dims: tuple[int, int]
     columns: tuple[int, int, int] = (0, 0, 0)
     rotation: tuple[NDArray[np.float32], NDArray[np.float32]] | None = None
     factors: tuple[NDArray[np.float32], NDArray[np.float32]] = (_NOTHING, _NOTHING)
@@ -74,19 +74,17 @@ def attend(
     Parameters
     ----------
     heads: of the queries.
-    keys, values: the storage, [slots, kv heads, length, head dim], in a dtype that `can_attend`; keys
-        are contiguous with length and head dim exchanged, values as they are; length is a multiple of 4.
+    keys, values: the storage as kv_layout.py has it for the kernel, in a dtype that `can_attend`; its length
+        is a multiple of kv_cache.GROWTH.
     parts: one per thread, int64 [spans, 5]: (slot, start, first, count, whether they attend) says that
         tokens first.. sit at positions start.. of that slot. No slot is in two parts.
 
     Returns [tokens, heads, value dim] in the dtype of the queries. For spans that do not attend it holds
     their queries, normalised and rotated, where these are as wide.
-    Raises ModelError for heads that are too large.
     """
-    if max(keys.shape[-1], values.shape[-1]) > BLOCK:
-        raise ModelError(f"attention heads of more than {BLOCK} dimensions cannot be run on a CPU")
+    key_dim, value_dim = projections.dims
     query = projections.query
-    output = query.new_empty(query.shape[0], heads, values.shape[-1])
+    output = query.new_empty(query.shape[0], heads, value_dim)
     unturned = np.empty((query.shape[0], 0), np.float32)
     arguments = (
         (stored(query), stored(projections.key), stored(projections.value)),
@@ -94,7 +92,8 @@ def attend(
         projections.rotation or (unturned, unturned),
         projections.factors,
         np.float32(projections.epsilon),
-        stored(keys.transpose(2, 3)),
+        key_dim,
+        stored(keys),
         stored(values),
     )
     settings = (

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import llvmlite.binding
 import numba
 import numpy as np
 from llvmlite import ir
@@ -20,14 +21,19 @@ from jfbatch.kernel_cache import Kernel, compiled
 
 NO_SINK = np.float32(-3e38)
 
-# Positions scored in one go, for four queries: 8 KiB, which stay in the first-level cache. Also the
-# largest head dimension.
-BLOCK = 512
+_U = np.uint64  # numba makes a signed index that may be negative wrap round, which ends vectorising
 
-# Unsigned, because numba makes a signed index that may be negative wrap round, which ends vectorising;
-# and distances known when compiling, because else every two arrays might overlap.
-_U = np.uint64
-_U0, _U1, _U2, _U3 = _U(0), _U(BLOCK), _U(2 * BLOCK), _U(3 * BLOCK)
+
+def _registers() -> tuple[int, int]:
+    """float32 numbers in a vector of this machine, and the rows of two sums each that its registers hold."""
+    features = llvmlite.binding.get_host_cpu_features()
+    if features.get("avx512f"):
+        return 16, 9
+    return (8, 4) if features.get("avx") else (4, 4)
+
+
+_LANES, ROWS = _registers()
+COLUMNS = 2 * _LANES
 
 _LOG2E = np.float32(1.4426950408889634)
 _LN2 = np.float32(0.6931471805599453)
@@ -97,35 +103,101 @@ def _exp(x: Any) -> Any:
     return np.int32(np.float32(power).view(np.int32) + exponent).view(np.float32)
 
 
+_FLOAT, _INTEGER, _ADDRESS = ir.FloatType(), ir.IntType(32), ir.IntType(64)
+_POINTER = ir.IntType(8).as_pointer()
+_VECTOR = ir.VectorType(_FLOAT, _LANES)
+_WORDS = ir.VectorType(_INTEGER, _LANES)
+
+
 @intrinsic
-def _prefetch_line(context, address):  # type: ignore[no-untyped-def]  # numba's own calling convention
-    """Ask for the cache line at an address to be brought into the second-level cache; never faults."""
+def _multiply(context, storage, rows, columns, factors, places, ahead, sums, terms):  # type: ignore[no-untyped-def]
+    """sums[i, c] = sum of factors[i, t] * stored[t, c] over t, for up to ROWS rows and COLUMNS columns.
+
+    storage: the array of which `stored` is a part, for its dtype; its terms lie in groups (kv_layout.py),
+    and `terms` counts these. factors, places (of `stored`), sums: the address of the first number and the
+    distance of two rows in bytes. columns: COLUMNS or half of it. ahead: an address; what lies there as
+    `stored` does is brought into the second-level cache.
+
+    All sums are in vector registers from the first term to the last, and each is taken in the order of its
+    terms, by the same operations wherever its column and its row lie.
+    """
+    grouped = isinstance(storage.dtype, types.Integer)
+    pair = numba.typeof((0, 0))
 
     def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        pointer, number = ir.IntType(8).as_pointer(), ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [pointer, number, number, number])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        place = builder.inttoptr(arguments[0], pointer)
-        read, second_level, data = (ir.Constant(number, constant) for constant in (0, 2, 1))
-        builder.call(function, [place, read, second_level, data])
+        _, rows, columns, factors, places, ahead, sums, terms = arguments
+        pairs = [builder.extract_value(part, i) for part in (factors, places, sums) for i in range(2)]
+        end = builder.append_basic_block("end")
+        key = builder.add(builder.mul(rows, _ADDRESS(1024)), columns)
+        cases = builder.switch(key, end)
+        for count in range(1, ROWS + 1):
+            for vectors in (1, 2):
+                block = builder.append_basic_block("case")
+                cases.add_case(_ADDRESS(1024 * count + _LANES * vectors), block)
+                with builder.goto_block(block):
+                    _emit_product(builder, count, vectors, grouped, pairs, ahead, terms)
+                    builder.branch(end)
+        builder.position_at_end(end)
         return context.get_dummy_value()
 
-    return types.void(types.uintp), generate
+    return types.void(storage, types.intp, types.intp, pair, pair, types.intp, pair, types.intp), generate
 
 
-@_jit_exactly
-def _fetch(rows: Any, done: int, whole: int) -> None:
-    """Prefetch the rows of a matrix that come up after `done` of `whole` units of other work, by fours."""
-    for row in range(len(rows) * done // whole, len(rows) * (done + 4) // whole):
-        address = _U(rows[row].ctypes.data)
-        for offset in range(_U0, _U(rows.shape[1] * rows.itemsize), _U(64)):
-            _prefetch_line(address + offset)
+def _emit_product(
+    builder: ir.IRBuilder, rows: int, vectors: int, grouped: bool, pairs: list[Any], ahead: Any, terms: Any
+) -> None:
+    """The instructions of `_multiply` for so many rows, and vectors of columns."""
+    factors, factors_step, places, places_step, sums, sums_step = pairs
+    number, byte = ir.IntType(32), ir.IntType(8)
+    prefetch = cgutils.get_or_insert_function(
+        builder.module, ir.FunctionType(ir.VoidType(), [_POINTER, number, number, number]), "llvm.prefetch.p0"
+    )
+
+    def pointer(address: Any, offset: int, kind: Any) -> Any:
+        return builder.inttoptr(builder.add(address, _ADDRESS(offset)), kind.as_pointer())
+
+    def row(address: Any, step: Any, index: Any) -> Any:
+        return builder.add(address, builder.mul(step, index))
+
+    totals = [[cgutils.alloca_once(builder, _VECTOR) for _ in range(vectors)] for _ in range(rows)]
+    for total in (total for line in totals for total in line):
+        builder.store(ir.Constant(_VECTOR, None), total)
+    with cgutils.for_range(builder, terms) as loop:
+        columns = []
+        for vector in range(vectors):
+            offset = 4 * _LANES * vector
+            near = pointer(row(ahead, places_step, loop.index), offset, byte)
+            builder.call(prefetch, [near, number(0), number(2), number(1)])  # to read, second level, data
+            words = builder.load(pointer(row(places, places_step, loop.index), offset, _WORDS), align=4)
+            columns.append(_widened_words(builder, words, grouped))
+        group = len(columns[0])
+        for i in range(rows):
+            own = row(row(factors, factors_step, _ADDRESS(i)), _ADDRESS(4 * group), loop.index)
+            for member in range(group):
+                factor = _in_every_lane(builder, builder.load(pointer(own, 4 * member, _FLOAT)))
+                for vector in range(vectors):
+                    product = builder.fmul(factor, columns[vector][member], flags=("contract",))
+                    total = builder.load(totals[i][vector])
+                    builder.store(builder.fadd(total, product, flags=("contract",)), totals[i][vector])
+    for i in range(rows):
+        for vector in range(vectors):
+            place = pointer(row(sums, sums_step, _ADDRESS(i)), 4 * _LANES * vector, _VECTOR)
+            builder.store(builder.load(totals[i][vector]), place, align=4)
 
 
-@_jit_exactly
-def _share_of(rows: Any, index: int, count: int) -> Any:
-    """The rows of a matrix that are the index-th of `count` shares."""
-    return rows[len(rows) * index // count : len(rows) * (index + 1) // count]
+def _widened_words(builder: ir.IRBuilder, words: Any, grouped: bool) -> list[Any]:
+    """Vectors of float32: of the lower and of the upper bfloat16 of each word, or of the word itself."""
+    if not grouped:
+        return [builder.bitcast(words, _VECTOR)]
+    lower = builder.shl(words, ir.Constant(_WORDS, [16] * _LANES))
+    upper = builder.and_(words, ir.Constant(_WORDS, [0xFFFF0000] * _LANES))
+    return [builder.bitcast(half, _VECTOR) for half in (lower, upper)]
+
+
+def _in_every_lane(builder: ir.IRBuilder, number: Any) -> Any:
+    nothing = ir.Constant(_VECTOR, ir.Undefined)
+    first = builder.insert_element(nothing, number, _INTEGER(0))
+    return builder.shuffle_vector(first, nothing, ir.Constant(_WORDS, [0] * _LANES))
 
 
 @_jit
@@ -135,8 +207,9 @@ def attend(
     rotation: tuple[NDArray[np.float32], NDArray[np.float32]],  # cosines, sines [tokens, head dim or 0]
     factors: tuple[NDArray[np.float32], NDArray[np.float32]],  # of the norms of Q and K: [head dim] or empty
     epsilon: np.float32,
-    keys: Any,  # [slots, kv heads, head dim, length]
-    values: Any,  # [slots, kv heads, length, value dim]
+    key_dim: int,
+    keys: Any,  # [slots, kv heads, key dim / group, length, group]; group: 2 of bfloat16, 1 of float32
+    values: Any,  # [slots, kv heads, length / group, value dim, group]; value dim padded to vectors
     spans: NDArray[np.int64],  # [spans, 5]: slot, start, first token, count, whether they attend
     scaling: np.float32,
     window: int,
@@ -148,90 +221,94 @@ def attend(
 
     While one head attends, K and V of the next one are fetched: a layer's rows are more than the caches hold.
     """
-    kv_heads, key_dim = keys.shape[1], keys.shape[2]
+    kv_heads, value_dim, group = keys.shape[1], output.shape[2], keys.shape[4]
     share = output.shape[1] // kv_heads
-    rows = np.empty((4, key_dim), np.float32)
-    scores = np.empty(4 * BLOCK, np.float32)
-    weights = np.empty((4, keys.shape[3] + 4), np.float32)
-    sums = np.empty(4 * BLOCK, np.float32)
+    rows = np.zeros((ROWS, keys.shape[2] * keys.shape[4]), np.float32)
+    weights = np.empty((ROWS, keys.shape[3] + 1), np.float32)
+    sums = np.empty((ROWS, values.shape[3]), np.float32)
     for index in range(len(spans)):
         slot, start, first, count, attends = spans[index]
         for kv in range(kv_heads):
-            past_keys, past_values = keys[slot, kv], values[slot, kv]
+            past = keys[slot, kv], values[slot, kv]
             for token in range(first, first + count):
                 place = start + token - first
                 turn = rotation[0][token], rotation[1][token]
                 source = projected[1][token, columns[1] + kv * key_dim :]
-                _prepare(source, factors[1], epsilon, turn, np.float32(1), rows[0])
-                _move(rows[0], past_keys[:, place])
-                _move(projected[2][token, columns[2] + kv * values.shape[3] :], past_values[place])
-            next_keys, next_values = past_keys[:0], past_values[:0]
-            if kv + 1 < kv_heads or index + 1 < len(spans):
-                coming = spans[index if kv + 1 < kv_heads else index + 1]
-                low, high = max(coming[1] + 1 - window, 0), coming[1] + coming[3]
-                next_keys = keys[coming[0], (kv + 1) % kv_heads][:, low:high]
-                next_values = values[coming[0], (kv + 1) % kv_heads][low:high]
-            # The queries of this kv head, all heads of a token and then the next token's, by fours;
-            # what is missing to four repeats the last one.
-            groups = (count * share + 3) // 4
-            for group in range(groups):
-                last = min(4 * group + 3, count * share - 1)
-                for i in range(4):
-                    row = min(4 * group + i, last)
+                _prepare(source, factors[1], epsilon, turn, np.float32(1), rows[0, :key_dim])
+                _store_key(rows[0], past[0][:, place])
+                source = projected[2][token, columns[2] + kv * value_dim :]
+                _move(source, past[1][place // group, :value_dim, place % group])
+            coming = spans[min(index + (kv + 1) // kv_heads, len(spans) - 1)][0]
+            ahead = keys[coming, (kv + 1) % kv_heads], values[coming, (kv + 1) % kv_heads]
+            # The queries of this kv head, all heads of a token and then the next token's, so many at a time.
+            parts = (count * share + ROWS - 1) // ROWS
+            for part in range(parts):
+                begin, end = count * share * part // parts, count * share * (part + 1) // parts
+                for row in range(begin, end):
                     token, head = first + row // share, kv * share + row % share
                     turn = rotation[0][token], rotation[1][token]
                     source = projected[0][token, columns[0] + head * key_dim :]
                     scale = scaling if attends else np.float32(1)
-                    _prepare(source, factors[0], epsilon, turn, scale, rows[i])
+                    _prepare(source, factors[0], epsilon, turn, scale, rows[row - begin, :key_dim])
                     if not attends:
-                        _move(rows[i], output[token, head, :key_dim])
+                        _move(rows[row - begin], output[token, head, :key_dim])
                 if attends:
                     own_sinks = sinks[kv * share : (kv + 1) * share]
-                    ahead = _share_of(next_keys, group, groups), _share_of(next_values, group, groups)
-                    limits = start, 4 * group, last, share, window
-                    scratch = scores, weights, sums
-                    _attend_four(rows, past_keys, past_values, limits, softcap, own_sinks, ahead, scratch)
-                    for row in range(4 * group, last + 1):
-                        token, head = first + row // share, kv * share + row % share
-                        _move(sums[row % 4 * BLOCK : (row % 4 + 1) * BLOCK], output[token, head])
+                    limits = start, begin, end, share, window
+                    _attend_rows(past, ahead, limits, softcap, own_sinks, (rows, weights, sums))
+                    ahead = past
+                    for row in range(begin, end):
+                        _move(sums[row - begin], output[first + row // share, kv * share + row % share])
+
+
+@_jit_exactly
+def _place(array: Any) -> Any:
+    """The address of an array's first number and the distance of its rows, in bytes."""
+    return np.int64(array.ctypes.data), np.int64(array.strides[0])
 
 
 @_jit
-def _attend_four(
-    rows: Any,
-    keys: Any,
-    values: Any,
+def _attend_rows(
+    past: tuple[Any, Any],
+    ahead: tuple[Any, Any],
     limits: tuple[int, int, int, int, int],
     softcap: Any,
     sinks: Any,
-    ahead: tuple[Any, Any],
     scratch: tuple[Any, Any, Any],
 ) -> None:
-    """sums[i * BLOCK + d] = what query rows[i] gets from its slot's keys and values, for four queries.
+    """sums[i] = what query rows[i] gets from its slot's keys and values, for up to ROWS queries.
 
-    limits: where the span begins in its row, the first and the last of the queries among those of the span
-    and kv head, how many of these a token has, and the window. ahead: two matrices to fetch on the way.
-    scratch: scores, weights and those sums.
+    past: K and V of one slot and kv head; ahead: others to fetch on the way. limits: where the span begins in
+    its row, the first and the end of the queries among those of the span and kv head, how many of these a
+    token has, and the window. scratch: rows, weights and those sums.
     """
-    scores, weights, sums = scratch
-    start, first, last, share, window = limits
-    stop = start + last // share + 1
-    begin = max(start + first // share + 1 - window, 0) // 4 * 4
-    next_keys, next_values = ahead
-    for base in range(begin, stop, BLOCK):
-        size = min(BLOCK, stop - base)
-        _score(rows, keys, base, size, scores, next_keys)
-        next_keys = next_keys[:0]
-        for i in range(4):
-            weights[i, base : base + size] = scores[i * BLOCK : i * BLOCK + size]
-    for i in range(4):
-        row = min(first + i, last)
+    keys, values = past
+    rows, weights, sums = scratch
+    start, first, end, share, window = limits
+    stop = start + (end - 1) // share + 1
+    begin = max(start + first // share + 1 - window, 0) // COLUMNS * COLUMNS
+    ahead_keys, ahead_values = _place(ahead[0])[0], _place(ahead[1])[0]
+    address, step = _place(keys)
+    target, target_step = _place(weights)
+    for base in range(begin, stop, COLUMNS):  # lengths are whole multiples of these
+        part, goal = (address + 4 * base, step), (target + 4 * base, target_step)
+        near = ahead_keys + 4 * base
+        _multiply(keys, end - first, COLUMNS, _place(rows), part, near, goal, len(keys))
+    group = values.shape[2]
+    low, high = begin // group, (stop + group - 1) // group
+    for row in range(first, end):
         own_stop = start + row // share + 1
         sink = sinks[row % share] if len(sinks) else NO_SINK
-        _softmax(weights[i], begin, max(own_stop - window, 0), own_stop, softcap, sink)
-    for i in range(4):
-        sums[i * BLOCK : i * BLOCK + values.shape[1]] = 0
-    _add_values(weights, values, begin, (stop + 3) // 4 * 4, sums, next_values)
+        own = weights[row - first, : group * high]
+        _softmax(own, begin, max(own_stop - window, 0), own_stop, softcap, sink)
+    address, step = _place(values)
+    source = target + 4 * begin, target_step
+    target, target_step = _place(sums)
+    for base in range(0, values.shape[1], COLUMNS):
+        wide = min(COLUMNS, values.shape[1] - base)
+        part, goal = (address + step * low + 4 * base, step), (target + 4 * base, target_step)
+        near = ahead_values + step * low + 4 * base
+        _multiply(values, end - first, wide, source, part, near, goal, high - low)
 
 
 @_jit_in_order
@@ -239,6 +316,15 @@ def _move(source: Any, target: Any) -> None:
     """Fill `target` with the beginning of `source`, in its own kind of number."""
     for d in range(len(target)):
         target[d] = _narrowed(_widened(source[d]), target)
+
+
+@_jit_in_order
+def _store_key(source: Any, target: Any) -> None:
+    """Fill `target` [dimensions / group, group] with `source`, in its own kind of number."""
+    group = target.shape[1]
+    for d in range(len(target)):
+        for member in range(group):
+            target[d, member] = _narrowed(source[d * group + member], target)
 
 
 @_jit_in_order
@@ -269,52 +355,11 @@ def _prepare(source: Any, factors: Any, epsilon: Any, turn: Any, scale: Any, hea
         head[d] *= scale
 
 
-@_jit_in_order
-def _score(rows: Any, keys: Any, base: int, size: int, scores: Any, ahead: Any) -> None:
-    """scores[i * BLOCK + j] = rows[i] . keys[:, base + j] for four rows and `size` positions.
-
-    Product after product is added, so that there is one way only to fuse them: `size` decides which
-    positions are computed by vectors and which one by one, and both must round alike.
-
-    Fetches `ahead` on the way.
-    """
-    columns = _U(size)
-    for j in range(columns):
-        scores[j] = 0
-        scores[_U1 + j] = 0
-        scores[_U2 + j] = 0
-        scores[_U3 + j] = 0
-    whole = keys.shape[0] // 4 * 4
-    for d in range(0, whole, 4):
-        _fetch(ahead, d, whole)
-        p0, p1, p2, p3 = rows[0, d], rows[0, d + 1], rows[0, d + 2], rows[0, d + 3]
-        q0, q1, q2, q3 = rows[1, d], rows[1, d + 1], rows[1, d + 2], rows[1, d + 3]
-        r0, r1, r2, r3 = rows[2, d], rows[2, d + 1], rows[2, d + 2], rows[2, d + 3]
-        s0, s1, s2, s3 = rows[3, d], rows[3, d + 1], rows[3, d + 2], rows[3, d + 3]
-        keys0, keys1 = keys[d, base : base + size], keys[d + 1, base : base + size]
-        keys2, keys3 = keys[d + 2, base : base + size], keys[d + 3, base : base + size]
-        for j in range(columns):
-            k0, k1, k2, k3 = _widened(keys0[j]), _widened(keys1[j]), _widened(keys2[j]), _widened(keys3[j])
-            scores[j] = (((scores[j] + p0 * k0) + p1 * k1) + p2 * k2) + p3 * k3
-            scores[_U1 + j] = (((scores[_U1 + j] + q0 * k0) + q1 * k1) + q2 * k2) + q3 * k3
-            scores[_U2 + j] = (((scores[_U2 + j] + r0 * k0) + r1 * k1) + r2 * k2) + r3 * k3
-            scores[_U3 + j] = (((scores[_U3 + j] + s0 * k0) + s1 * k1) + s2 * k2) + s3 * k3
-    for d in range(whole, keys.shape[0]):
-        keys0 = keys[d, base : base + size]
-        p0, q0, r0, s0 = rows[0, d], rows[1, d], rows[2, d], rows[3, d]
-        for j in range(columns):
-            k0 = _widened(keys0[j])
-            scores[j] += p0 * k0
-            scores[_U1 + j] += q0 * k0
-            scores[_U2 + j] += r0 * k0
-            scores[_U3 + j] += s0 * k0
-
-
 @_jit
 def _softmax(weights: Any, begin: int, own_begin: int, own_stop: int, softcap: Any, sink: Any) -> None:
     """Scores -> the weights of own_begin to own_stop, with one more logit that carries no value.
 
-    Zeros from `begin` to there, and after it up to the next multiple of four.
+    Zeros from `begin` to there, and after it.
     """
     row = weights[own_begin:own_stop]
     if softcap > 0:
@@ -334,30 +379,7 @@ def _softmax(weights: Any, begin: int, own_begin: int, own_stop: int, softcap: A
     for j in range(len(row)):
         row[j] *= portion
     weights[begin:own_begin] = 0
-    weights[own_stop : (own_stop + 6) // 4 * 4] = 0
-
-
-@_jit_in_order
-def _add_values(weights: Any, values: Any, begin: int, end: int, sums: Any, ahead: Any) -> None:
-    """sums[i * BLOCK + d] += weights[i, j] * values[j, d] for four rows, four positions at a time.
-
-    Fetches `ahead` on the way.
-    """
-    columns = _U(values.shape[1])
-    for j in range(begin, end, 4):
-        _fetch(ahead, j - begin, end - begin)
-        p0, p1, p2, p3 = weights[0, j], weights[0, j + 1], weights[0, j + 2], weights[0, j + 3]
-        q0, q1, q2, q3 = weights[1, j], weights[1, j + 1], weights[1, j + 2], weights[1, j + 3]
-        r0, r1, r2, r3 = weights[2, j], weights[2, j + 1], weights[2, j + 2], weights[2, j + 3]
-        s0, s1, s2, s3 = weights[3, j], weights[3, j + 1], weights[3, j + 2], weights[3, j + 3]
-        values0, values1, values2, values3 = values[j], values[j + 1], values[j + 2], values[j + 3]
-        for d in range(columns):
-            v0, v1 = _widened(values0[d]), _widened(values1[d])
-            v2, v3 = _widened(values2[d]), _widened(values3[d])
-            sums[d] = (((sums[d] + p0 * v0) + p1 * v1) + p2 * v2) + p3 * v3
-            sums[_U1 + d] = (((sums[_U1 + d] + q0 * v0) + q1 * v1) + q2 * v2) + q3 * v3
-            sums[_U2 + d] = (((sums[_U2 + d] + r0 * v0) + r1 * v1) + r2 * v2) + r3 * v3
-            sums[_U3 + d] = (((sums[_U3 + d] + s0 * v0) + s1 * v1) + s2 * v2) + s3 * v3
+    weights[own_stop:] = 0
 
 
 @_jit
@@ -388,51 +410,3 @@ def gate(both: Any, output: Any) -> None:
             power = _exp(-abs(number))
             share = (np.float32(1) if number >= 0 else power) / (np.float32(1) + power)
             result[j] = _narrowed(number * share * _widened(rows[j]), output)
-
-
-@_jit_exactly
-def best_allowed(
-    logits: NDArray[np.float32],  # [positions, vocabulary]
-    bits: NDArray[np.uint32],  # the same memory
-    positions: NDArray[np.int64],  # [rows], indices into logits
-    masks: NDArray[np.uint32],  # [rows, words]
-    token_ids: NDArray[np.int64],  # [rows], out: the first best allowed token, -1 if none is above -inf
-    faults: NDArray[np.bool_],  # [rows], out: whether an allowed logit is no number
-) -> None:
-    """Masked argmax: 32 running maxima, one per bit of a mask word; about 8 us a row of 50,000 logits."""
-    width = logits.shape[1]
-    best = np.empty(32, np.float32)
-    where = np.empty(32, np.int32)
-    wrong = np.empty(32, np.uint32)
-    for index in range(len(positions)):
-        row, raw, mask = logits[positions[index]], bits[positions[index]], masks[index]
-        best[:] = -np.inf
-        where[:] = -1
-        wrong[:] = 0
-        for word in range(min(len(mask), (width + 31) // 32)):
-            allowed = mask[word]
-            if allowed == 0:
-                continue
-            numbers, codes = row[32 * word : 32 * word + 32], raw[32 * word : 32 * word + 32]
-            if len(numbers) == 32:
-                for j in range(32):
-                    may = (allowed >> np.uint32(j)) & np.uint32(1)
-                    wrong[j] |= may & np.uint32((codes[j] & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000))
-                    better = (may != 0) & (numbers[j] > best[j])
-                    best[j] = numbers[j] if better else best[j]
-                    where[j] = word if better else where[j]
-            else:  # the vocabulary ends within this word
-                for j in range(len(numbers)):
-                    if (allowed >> np.uint32(j)) & np.uint32(1):
-                        wrong[j] |= np.uint32(np.isnan(numbers[j]))
-                        if numbers[j] > best[j]:
-                            best[j] = numbers[j]
-                            where[j] = word
-        top = np.max(best)
-        token = np.int64(-1)
-        for j in range(32):
-            if where[j] >= 0 and best[j] == top:
-                found = np.int64(where[j]) * 32 + j
-                token = found if token < 0 or found < token else token
-        token_ids[index] = token
-        faults[index] = np.any(wrong) or top == np.inf

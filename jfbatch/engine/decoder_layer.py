@@ -52,13 +52,13 @@ class Attention(nn.Module):
         first_key = self.heads * self.head_dim
         columns = (0, first_key, first_key + self.kv_heads * self.head_dim)
         projections = Projections(
-            *(projected, projected, projected, columns),
+            *(projected, projected, projected, (self.head_dim, self.head_dim), columns),
             rotation=step.rotation(*embeddings),
             factors=self._factors,
             epsilon=self._epsilon,
         )
         output = attend(projections, self.heads, keys, values, step.parts, self.rules)
-        attend_far(step, output, keys, values, self.rules, output)
+        attend_far(step, self.layer_idx, output, self.rules, output)
         return output.flatten(1)
 
 
@@ -165,7 +165,7 @@ def _proven(layer: Any, rotary: Any, kv_dtype: torch.dtype) -> DecoderLayer | No
     candidate = None
     try:
         for _ in range(2):
-            pool = SlotPool(rows.device, kv_dtype, keys_across=True)
+            pool = SlotPool(rows.device, kv_dtype, for_kernel=True)
             pool.resize(2, 8)
             step = StepLayout(pool, spans, 2)
             positions = step.positions.unsqueeze(0)

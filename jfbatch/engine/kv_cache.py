@@ -1,4 +1,4 @@
-"""Keys and values of every row in flight: one dense pool per layer, [slot, kv head, length, head dim].
+"""Keys and values of every row in flight: one dense pool per layer, in one of the orders of kv_layout.py.
 
 A row owns one slot. The pool's length is the attended length (bf16 matmul is fast on dense operands
 only), so it grows in small steps and the tail is masked. Truncating a row is lowering its length,
@@ -8,10 +8,13 @@ graphs read the storage where it lay, so `generation` says when it moved.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from jfbatch.engine.kv_layout import KVLayout, Order
 
 GROWTH = 32
 # Buffers are this much larger than needed, so that most growth touches no new memory.
@@ -36,20 +39,21 @@ def rounded_length(length: int) -> int:
 class _Storage:
     """One layer's K or V: a view of the first bytes of a flat buffer.
 
-    across: whether the buffer holds length innermost. If not, one row of `head_dim` numbers follows the
-    view, for what nobody reads.
+    Where it lies in rows, one row of `head_dim` numbers follows the view, for what nobody reads.
     """
 
-    heads: int
-    head_dim: int
-    across: bool
+    layout: KVLayout
     buffer: Tensor
-    view: Tensor  # [slot, kv head, length, head dim]
+    view: Tensor  # as the layout has it
+
+    @property
+    def in_rows(self) -> bool:
+        return self.layout.order is Order.ROWS
 
     @property
     def rows(self) -> Tensor:
         """[slots * kv heads * length + 1, head dim]: the view, and the row behind it."""
-        return self.buffer[: self.view.numel() + self.head_dim].view(-1, self.head_dim)
+        return self.buffer[: self.view.numel() + self.layout.width].view(-1, self.layout.width)
 
 
 class SlotPool:
@@ -60,17 +64,16 @@ class SlotPool:
     storage is zeroed when allocated and holds finite numbers ever after (`erase` is for the row
     whose model went wrong).
 
-    keys_across: lay K out with its positions innermost, as the CPU's attention reads it; the views
-    given out have the same shape either way.
+    for_kernel: lay K and V out as the CPU's kernel reads them, not in rows.
 
     Resizing lays a layer out anew in a spare buffer and makes its old buffer the spare of the next
     layer, so that no memory is returned to the system and faulted in again.
     """
 
-    def __init__(self, device: torch.device, dtype: torch.dtype, keys_across: bool = False) -> None:
+    def __init__(self, device: torch.device, dtype: torch.dtype, for_kernel: bool = False) -> None:
         self.device = device
         self.dtype = dtype
-        self.keys_across = keys_across
+        self.for_kernel = for_kernel
         self.slots = 0
         self.length = 0
         self.generation = 0  # changes whenever storage moves
@@ -85,7 +88,8 @@ class SlotPool:
     @property
     def bytes_per_token(self) -> int:
         """Bytes of K and V that one token takes over all layers (0 before the first step)."""
-        width = sum(part.heads * part.head_dim for pair in self._layers.values() for part in pair)
+        layouts = [part.layout for pair in self._layers.values() for part in pair]
+        width = sum(layout.heads * layout.width for layout in layouts)
         return width * self.dtype.itemsize
 
     def resize(self, slots: int, length: int) -> None:
@@ -93,34 +97,43 @@ class SlotPool:
         length = rounded_length(length)
         if (slots, length) == (self.slots, self.length):
             return
-        kept = (slice(min(slots, self.slots)), slice(None), slice(min(length, self.length)))
+        kept_slots, kept_length = min(slots, self.slots), min(length, self.length)
         self.slots, self.length = slots, length
         self.generation += 1
         for pair in self._layers.values():
             for storage in pair:
-                if not storage.across:  # what was written there is not to be seen in another layout
+                if storage.in_rows:  # what was written there is not to be seen in another layout
                     storage.rows[-1] = 0
-                buffer, view = self._laid_out(self._spare, storage.heads, storage.head_dim, storage.across)
-                view[kept] = storage.view[kept]
+                layout = storage.layout
+                buffer, view = self._laid_out(self._spare, layout)
+                kept = layout.first(storage.view[:kept_slots], kept_length)
+                layout.first(view[:kept_slots], kept_length).copy_(kept)
                 self._spare, storage.buffer, storage.view = storage.buffer, buffer, view
 
     def layer(self, layer: int, heads: int, key_dim: int, value_dim: int) -> tuple[Tensor, Tensor]:
-        """K and V of one layer, [slot, kv head, length, head dim], allocated on the first call."""
+        """K and V of one layer as they are stored, allocated on the first call."""
         if layer not in self._layers:
             self.generation += 1
+            orders = (Order.KEYS, Order.VALUES) if self.for_kernel else (Order.ROWS, Order.ROWS)
             empty = torch.zeros(0, dtype=self.dtype, device=self.device)
-            across = self.keys_across
-            self._layers[layer] = (
-                _Storage(heads, key_dim, across, *self._laid_out(empty, heads, key_dim, across)),
-                _Storage(heads, value_dim, False, *self._laid_out(empty, heads, value_dim, False)),
+            layouts = (
+                KVLayout(order, heads, width, self.dtype)
+                for order, width in zip(orders, (key_dim, value_dim), strict=True)
             )
+            keys, values = (_Storage(layout, *self._laid_out(empty, layout)) for layout in layouts)
+            self._layers[layer] = keys, values
         keys, values = self._layers[layer]
         return keys.view, values.view
+
+    def past(self, layer: int, slot: int, length: int) -> tuple[Tensor, Tensor]:
+        """K and V of a slot's first tokens, [kv heads, length, head dim]; the layer has been written."""
+        keys, values = self._layers[layer]
+        return keys.layout.rows(keys.view, slot, length), values.layout.rows(values.view, slot, length)
 
     def rows(self, layer: int) -> tuple[Tensor, Tensor]:
         """K and V of a layer that has been written, as rows [slots * kv heads * length + 1, head dim].
 
-        The last row lies behind all slots: padding goes there. Not for keys laid out across.
+        The last row lies behind all slots: padding goes there. Not for a pool of the kernel.
         """
         keys, values = self._layers[layer]
         return keys.rows, values.rows
@@ -129,7 +142,8 @@ class SlotPool:
         """Copy the first `length` tokens of one slot to another."""
         for pair in self._layers.values():
             for storage in pair:
-                storage.view[target, :, :length] = storage.view[source, :, :length]
+                kept = storage.layout.first(storage.view, length)
+                kept[target] = kept[source]
 
     def erase(self, slot: int) -> None:
         """Zero a slot that may hold what is not a number, and every stale copy of it."""
@@ -143,7 +157,7 @@ class SlotPool:
         """Zero one token of a slot, of which nobody will know whether it holds numbers."""
         for pair in self._layers.values():
             for storage in pair:
-                storage.view[slot, :, position] = 0
+                storage.layout.position(storage.view, slot, position).zero_()
 
     def clear(self) -> None:
         """Give the memory back; shapes stay known."""
@@ -152,17 +166,14 @@ class SlotPool:
         self._spare = torch.zeros(0, dtype=self.dtype, device=self.device)
         for pair in self._layers.values():
             for storage in pair:
-                storage.buffer, storage.view = self._laid_out(
-                    self._spare, storage.heads, storage.head_dim, storage.across
-                )
+                storage.buffer, storage.view = self._laid_out(self._spare, storage.layout)
 
-    def _laid_out(self, buffer: Tensor, heads: int, head_dim: int, across: bool) -> tuple[Tensor, Tensor]:
+    def _laid_out(self, buffer: Tensor, layout: KVLayout) -> tuple[Tensor, Tensor]:
         """`buffer`, or a larger zeroed one, and its view as a layer of the pool's present size."""
-        size = self.slots * heads * self.length * head_dim
-        needed = size if across else size + head_dim
+        shape = layout.shape(self.slots, self.length)
+        size = math.prod(shape)
+        needed = size + layout.width if layout.order is Order.ROWS else size
         if buffer.numel() < needed:
             room = int(needed * HEADROOM) if self.device.type == "cpu" else needed
             buffer = torch.zeros(room, dtype=self.dtype, device=self.device)
-        if across:
-            return buffer, buffer[:size].view(self.slots, heads, head_dim, self.length).transpose(2, 3)
-        return buffer, buffer[:size].view(self.slots, heads, self.length, head_dim)
+        return buffer, buffer[:size].view(shape)

@@ -115,7 +115,7 @@ class Runner:
         on_cuda = self.device.type == "cuda"
         self.steady = on_cuda if static is None else static
         across = can_attend(self.device, kv_dtype) and not self.steady
-        self.pool = self.pool_type(self.device, kv_dtype, keys_across=across)
+        self.pool = self.pool_type(self.device, kv_dtype, for_kernel=across)
         parameters = inspect.signature(model.forward).parameters
         self._selects_logits = "logits_to_keep" in parameters
         self._refuse_by_configuration(config)
@@ -125,7 +125,7 @@ class Runner:
         self.logits_share = _logits_share(model)
         self._switch_attention()
         if pack:
-            if self.pool.keys_across:
+            if self.pool.for_kernel:
                 fuse_elementwise(model)
                 fuse_layers(model, kv_dtype)
             pack_linears(model)

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from jfbatch.engine import cpu_kernels
+from jfbatch.engine import masked_argmax
 from jfbatch.engine.cpu_attention import by_rows
 from jfbatch.engine.transfer import on_device
 
@@ -160,7 +160,7 @@ def _best_allowed(logits: Tensor, masks: NDArray[np.uint32], positions: Sequence
     numbers, bits = logits.numpy(), logits.view(torch.uint32).numpy()
     places = np.array(positions, np.int64)
     by_rows(
-        lambda part: cpu_kernels.best_allowed(
+        lambda part: masked_argmax.best_allowed(
             numbers, bits, places[part], masks[part], ids[part], wrong[part]
         ),
         len(places),

@@ -216,7 +216,7 @@ class Scheduler:
             expected = min(self.batch_size, len(everyone) + len(self.waiting))
             if self.kv_bytes(max(slots, expected), length) <= self.kv_memory:
                 slots = max(slots, expected)
-        if self.pool.keys_across and length > self.pool.length:  # its kernel reads no more than it needs
+        if self.pool.for_kernel and length > self.pool.length:  # its kernel reads no more than it needs
             longest = rounded_length(max(sequence.longest for sequence in everyone))
             roomy = min(max(length, longest), rounded_length(length + min(length // 4, SHRINK_AT // 2)))
             if self.kv_bytes(slots, roomy) <= self.kv_memory:
@@ -254,7 +254,7 @@ class Scheduler:
                 self._resident[sequence.slot] = sequence.token_ids[: sequence.cached]
                 sequence.slot = -1
             self._left_gaps |= not moving
-        dense = not self.pool.keys_across  # the CPU's kernel reads no slot that it is not told to
+        dense = not self.pool.for_kernel  # the CPU's kernel reads no slot that it is not told to
         if dense and moving and (finished or self._left_gaps) and not self.waiting:
             self._close_gaps()
 

@@ -15,7 +15,7 @@ from jfbatch.engine.attention import Span, StepLayout, packed_attention
 from jfbatch.engine.kv_cache import SlotPool
 from jfbatch.errors import ModelError
 
-HEADS, KV_HEADS, DIM, VALUE_DIM = 4, 2, 8, 6
+HEADS, KV_HEADS = 6, 2
 
 
 class Layer(nn.Module):
@@ -53,7 +53,8 @@ def plain(
     st.sampled_from([None, 2.0]),
     st.booleans(),
     st.integers(0, 3),
-    st.booleans(),
+    st.sampled_from([(False, torch.float32), (True, torch.float32), (True, torch.bfloat16)]),
+    st.sampled_from([(8, 6), (5, 33), (64, 48)]),
     st.sampled_from([0, 25, 60, 100]),
 )
 def test_every_row_attends_to_its_own_past_alone(
@@ -62,22 +63,23 @@ def test_every_row_attends_to_its_own_past_alone(
     softcap: float | None,
     has_sinks: bool,
     gap: int,
-    compiled: bool,
+    storage: tuple[bool, torch.dtype],
+    dims: tuple[int, int],
     prompt: int,
 ) -> None:
+    for_kernel, dtype = storage
     generator = torch.Generator().manual_seed(len(rows))
     sinks = torch.randn(HEADS, generator=generator) if has_sinks else None
-    pool = SlotPool(torch.device("cpu"), torch.float32, keys_across=compiled)
+    pool = SlotPool(torch.device("cpu"), dtype, for_kernel)
     pool.resize(len(rows) + gap, 144)
-    keys, values = pool.layer(0, KV_HEADS, DIM, VALUE_DIM)
-    keys.normal_(generator=generator)  # stale content of other rows must not matter
-    values.normal_(generator=generator)
+    for part in pool.layer(0, KV_HEADS, *dims):
+        part.normal_(generator=generator)  # stale content of other rows must not matter
     spans, first = [], 0
     for index, (start, count) in enumerate(rows):
         spans.append(Span(index + gap, start, first, count, prompt))
         first += count
-    query, key = (torch.randn(1, n, first, DIM, generator=generator) for n in (HEADS, KV_HEADS))
-    value = torch.randn(1, KV_HEADS, first, VALUE_DIM, generator=generator)
+    query, key = (torch.randn(1, n, first, dims[0], generator=generator) for n in (HEADS, KV_HEADS))
+    value = torch.randn(1, KV_HEADS, first, dims[1], generator=generator)
     with patch.multiple(attention, KERNEL_REACH=20, BLOCK=16):
         layout = StepLayout(pool, spans, len(rows) + gap)
         output, _ = packed_attention(
@@ -93,12 +95,13 @@ def test_every_row_attends_to_its_own_past_alone(
             s_aux=sinks,
         )
     for span in spans:
+        keys, values = (part.float() for part in pool.past(0, span.slot, span.start + span.count))
         for offset in range(span.count):
             token = span.first + offset
             expected = plain(
                 query[0, :, token],
-                keys[span.slot],
-                values[span.slot],
+                keys,
+                values,
                 span.start + offset,
                 window,
                 softcap,

@@ -156,8 +156,8 @@ def test_gaps_are_closed_once_nothing_waits() -> None:
 
 def test_a_pool_whose_length_costs_no_time_grows_in_larger_steps_and_stays() -> None:
     lengths = []
-    for keys_across in (False, True):
-        made = SlotPool(torch.device("cpu"), torch.float32, keys_across)
+    for for_kernel in (False, True):
+        made = SlotPool(torch.device("cpu"), torch.float32, for_kernel)
         made.resize(1, 1)
         made.layer(0, 1, 2, 2)
         used = Scheduler(made, 4, 10_000, 1 << 30)
