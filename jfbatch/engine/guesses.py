@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-CONTEXT = 16  # bytes of text under which what followed is remembered
+CONTEXT = 16  # bytes of text under which what followed is remembered,
+_ENDING = 4  # and fewer, for texts not seen before
 MOST_CONTEXTS = 20_000  # remembered per group
 _MOST_FOLLOWERS = 64  # per context, and of closings per kind of value
 _MOST_CUES = 12  # per kind of value
@@ -116,30 +117,35 @@ class Prompt:
 
 
 class Phrases:
-    """What rows of one group wrote after the same bytes."""
+    """What rows of one group wrote after the same bytes: after the same 16, where there are any, else 4."""
 
     def __init__(self) -> None:
         self._following: dict[bytes, dict[bytes, int]] = {}
+        self._after_endings: dict[bytes, dict[bytes, int]] = {}
 
     def __len__(self) -> int:
-        return len(self._following)
+        return len(self._following) + len(self._after_endings)
 
     def learn(self, text: bytes, data: bytes, most: int = MOST_CONTEXTS) -> None:
         """`data` followed `text` (of which the last bytes count). `most`: contexts to remember."""
-        _forget_older(self._following, most)
+        self.forget(most)
         _count(self._following.setdefault(text[-CONTEXT:], {}), data)
+        _count(self._after_endings.setdefault(text[-_ENDING:], {}), data)
 
     def forget(self, most: int) -> None:
         """Keep fewer than `most` contexts, the newer ones."""
-        _forget_older(self._following, most)
+        _forget_older(self._following, most // 2)
+        _forget_older(self._after_endings, most // 2)
 
     def guess(self, text: bytes) -> Guess | None:
         """What followed most often; the unseen counts as often as there were different followers (PPM C)."""
-        following = self._following.get(text[-CONTEXT:])
+        kind, following = "phrase", self._following.get(text[-CONTEXT:])
+        if not following:
+            kind, following = "ending", self._after_endings.get(text[-_ENDING:])
         if not following:
             return None
         data = max(following, key=following.__getitem__)
-        return _counted("phrase", data, following[data] / (sum(following.values()) + len(following)))
+        return _counted(kind, data, following[data] / (sum(following.values()) + len(following)))
 
     def share(self, text: bytes, data: bytes, unknown: float) -> float:
         """How often `data` followed `text`; `unknown` counts as two times."""

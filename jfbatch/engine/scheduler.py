@@ -206,7 +206,8 @@ class Scheduler:
         """Slots and length that hold these rows as they are."""
         length = max(len(sequence.token_ids) for sequence in everyone)
         length = rounded_length(max(length, *(sequence.certain + 1 for sequence in late), 0))
-        if self.pool.length - SHRINK_AT < length < self.pool.length:
+        unused = self.pool.length if self.pool.for_kernel else 0  # its kernel reads no more than it needs
+        if self.pool.length - SHRINK_AT - unused // 2 < length < self.pool.length:
             length = self.pool.length
         needed = max(sequence.slot for sequence in everyone) + 1
         slots = max(self.pool.slots, needed)
@@ -216,9 +217,9 @@ class Scheduler:
             expected = min(self.batch_size, len(everyone) + len(self.waiting))
             if self.kv_bytes(max(slots, expected), length) <= self.kv_memory:
                 slots = max(slots, expected)
-        if self.pool.for_kernel and length > self.pool.length:  # its kernel reads no more than it needs
+        if self.pool.for_kernel and length > self.pool.length:
             longest = rounded_length(max(sequence.longest for sequence in everyone))
-            roomy = min(max(length, longest), rounded_length(length + min(length // 4, SHRINK_AT // 2)))
+            roomy = min(max(length, longest), 2 * length)
             if self.kv_bytes(slots, roomy) <= self.kv_memory:
                 length = roomy
         return slots, length
