@@ -114,9 +114,14 @@ class Layout(Protocol):
 
 
 class StepLayout:
-    """A Layout made anew for every step, of any tokens of any rows."""
+    """A Layout made anew for every step, of any tokens of any rows.
 
-    def __init__(self, pool: SlotPool, spans: Sequence[Span], used_slots: int) -> None:
+    threads: which share the kernel's work; torch's, unless told otherwise.
+    """
+
+    def __init__(
+        self, pool: SlotPool, spans: Sequence[Span], used_slots: int, threads: int | None = None
+    ) -> None:
         self.pool = pool
         self.used_slots = used_slots
         self.attention_calls = 0
@@ -135,11 +140,11 @@ class StepLayout:
         self.wanted: Tensor | None = None  # the tokens with logits, where only those are read in the end
         self._rotation: tuple[Tensor, tuple[NDArray[np.float32], NDArray[np.float32]]] | None = None
         if self.compiled:
-            self._divide(spans)
+            self._divide(spans, threads)
         else:
             self._group(spans)
 
-    def _divide(self, spans: Sequence[Span]) -> None:
+    def _divide(self, spans: Sequence[Span], threads: int | None) -> None:
         """Prompts beyond the kernel's reach attend in blocks, all else by the kernel.
 
         Where a token goes depends on its place in its row alone, and so does its rounding.
@@ -153,7 +158,7 @@ class StepLayout:
             for part, attends in ((near, True), (far, False), (output, True)):
                 if part.count:
                     divided.append((part.slot, part.start, part.first, part.count, attends))
-        self.parts = cpu_attention.shared_out(divided)
+        self.parts = cpu_attention.shared_out(divided, threads)
 
     def _group(self, spans: Sequence[Span]) -> None:
         buckets: dict[int, list[Span]] = {}

@@ -113,8 +113,10 @@ def stored(tensor: Tensor) -> NDArray[Any]:
     return array
 
 
-def shared_out(spans: Sequence[tuple[int, int, int, int, bool]]) -> list[NDArray[np.int64]]:
-    """The spans of a step in one part for each of torch's threads, of about the same work.
+def shared_out(
+    spans: Sequence[tuple[int, int, int, int, bool]], threads: int | None = None
+) -> list[NDArray[np.int64]]:
+    """The spans of a step in one part for each thread, by default torch's, of about the same work.
 
     All spans of a slot are in one part, in their order.
     """
@@ -122,7 +124,7 @@ def shared_out(spans: Sequence[tuple[int, int, int, int, bool]]) -> list[NDArray
     for span in spans:
         slots.setdefault(span[0], []).append(span)
     work = {slot: sum(span[3] * (span[1] + span[3]) for span in own) for slot, own in slots.items()}
-    count = max(1, min(torch.get_num_threads(), len(slots)))
+    count = max(1, min(threads or torch.get_num_threads(), len(slots)))
     parts: list[list[tuple[int, int, int, int, bool]]] = [[] for _ in range(count)]
     busy = [0] * count
     for slot in sorted(slots, key=lambda slot: -work[slot]):  # the largest first, each to the least busy

@@ -22,6 +22,7 @@ from jfbatch.engine.decoder_layer import fuse_layers
 from jfbatch.engine.elementwise import fuse_elementwise
 from jfbatch.engine.graphs import CudaRecorder, Recorder, StepCounts
 from jfbatch.engine.kv_cache import SlotPool
+from jfbatch.engine.lanes import LanedLayout, laid_out, lay_lanes
 from jfbatch.engine.linear import pack_linears
 from jfbatch.engine.static_step import StaticSteps
 from jfbatch.engine.transfer import on_device
@@ -124,11 +125,15 @@ class Runner:
             reference = self._reference_logits()
         self.logits_share = _logits_share(model)
         self._switch_attention()
+        self._in_lanes = False
         if pack:
             if self.pool.for_kernel:
                 fuse_elementwise(model)
-                fuse_layers(model, kv_dtype)
+                fused = fuse_layers(model, kv_dtype)
+                self._in_lanes = fused == self.layer_count
             pack_linears(model)
+            if self._in_lanes:
+                lay_lanes(model)
         self._static: StaticSteps | None = None
         # Whether the last step took as long as such steps will: not where it was, or may be, recorded.
         self.typical = True
@@ -174,15 +179,20 @@ class Runner:
             spans.append(Span(segment.slot, segment.start, first, count, segment.prompt))
             flat.extend(segment.token_ids)
             wanted.extend(first + index for index in segment.logits)
-        used = max(span.slot for span in spans) + 1
-        layout = StepLayout(self.pool, spans, used)
         tokens = on_device(flat, torch.int64, self.device)
         if late is not None:
             tokens.index_copy_(0, on_device(late.places, torch.int64, self.device), late.ids)
         keep = on_device(wanted, torch.int64, self.device)
-        if len(wanted) < len(flat):
-            layout.wanted = keep
+        layout = self._laid_out(spans, keep if len(wanted) < len(flat) else None)
         return self._computed(tokens.unsqueeze(0), layout.positions.unsqueeze(0), keep, layout).float()
+
+    def _laid_out(self, spans: Sequence[Span], wanted: Tensor | None) -> StepLayout | LanedLayout:
+        """wanted: the tokens with logits, where not all have them."""
+        if self._in_lanes:
+            return laid_out(self.pool, spans, wanted)
+        layout = StepLayout(self.pool, spans, max(span.slot for span in spans) + 1)
+        layout.wanted = wanted
+        return layout
 
     def give_back(self) -> None:
         """Free the memory that steps before have left on the device."""
@@ -191,7 +201,9 @@ class Runner:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _computed(self, tokens: Tensor, positions: Tensor, keep: Tensor, layout: Layout) -> Tensor:
+    def _computed(
+        self, tokens: Tensor, positions: Tensor, keep: Tensor, layout: Layout | LanedLayout
+    ) -> Tensor:
         """`_logits` of a step. Raises ModelError where a layer has not asked for its attention."""
         logits = self._logits(tokens, positions, keep, {"step": layout})
         if layout.attention_calls != self.layer_count:

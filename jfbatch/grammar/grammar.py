@@ -33,6 +33,8 @@ from jfbatch.grammar.vocabulary import Vocabulary
 JsonStyle = Literal["spaced", "compact", "pretty"]
 Objects = Literal["open", "closed"]
 
+_MOST_ENDINGS = 10_000  # that a grammar remembers
+
 
 class Grammar:
     """A pattern compiled for one vocabulary.
@@ -60,6 +62,7 @@ class Grammar:
         self.warnings = tuple(warnings)
         self._forced: dict[int, bytes] = {}
         self._last: dict[int, bool] = {}
+        self._endings: dict[int, bytes] = {}
 
     @staticmethod
     def from_json_schema(
@@ -187,6 +190,14 @@ class Grammar:
             found = self._last[state] = self.automaton.is_last(state)
         return found
 
+    def shortest_ending(self, state: int) -> bytes:
+        found = self._endings.get(state)
+        if found is None:
+            if len(self._endings) >= _MOST_ENDINGS:
+                self._endings.clear()
+            found = self._endings[state] = self.automaton.shortest_ending(state)
+        return found
+
 
 def compile_schema(
     schema: Any,
@@ -299,4 +310,4 @@ class AutomatonMatcher:
         return self.ended or (self.is_accepting() and self.grammar.is_last(self.states[-1]))
 
     def shortest_ending(self) -> bytes:
-        return b"" if self.ended else self.grammar.automaton.shortest_ending(self.states[-1])
+        return b"" if self.ended else self.grammar.shortest_ending(self.states[-1])

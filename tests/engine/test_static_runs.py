@@ -127,9 +127,9 @@ def test_greedy_tokens_of_replayed_steps_are_those_of_ordinary_ones(name: str) -
     expected = greedy_by_engine(Runner(random_model(name), torch.float32), rows, 20)
     runner = Runner(random_model(name), torch.float32, pack=False, static=True)
     runner.replay_by(WorkRecorder())
-    assert greedy_by_engine(runner, rows, 20, batch_size=5) == expected
     assert greedy_by_engine(runner, rows, 20, batch_size=64) == expected
-    assert runner.counts.replayed > 10
+    assert greedy_by_engine(runner, rows, 20, batch_size=5, drafts=False) == expected
+    assert runner.counts.replayed > 10  # without drafts, which make few steps of many sizes
 
 
 def test_memory_running_out_while_recording_starts_the_rows_again_with_the_graphs_freed(
