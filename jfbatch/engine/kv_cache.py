@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,7 +19,6 @@ from jfbatch.engine.kv_layout import KVLayout, Order
 GROWTH = 32
 # Buffers are this much larger than needed, so that most growth touches no new memory.
 HEADROOM = 1.25
-ALIGNMENT = 64  # bytes; a vector of another alignment lies in two cache lines
 
 
 def rung(count: int, least: int = 8) -> int:
@@ -177,15 +175,5 @@ class SlotPool:
         needed = size + layout.width if layout.order is Order.ROWS else size
         if buffer.numel() < needed:
             room = int(needed * HEADROOM) if self.device.type == "cpu" else needed
-            buffer = _zeros(room, self.dtype, self.device)
+            buffer = torch.zeros(room, dtype=self.dtype, device=self.device)
         return buffer, buffer[:size].view(shape)
-
-
-def _zeros(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros; on a CPU the system's own, which cost time only where they are first touched."""
-    if device.type != "cpu":
-        return torch.zeros(count, dtype=dtype, device=device)
-    size = count * dtype.itemsize
-    memory = torch.from_numpy(np.zeros(size + ALIGNMENT, np.uint8))
-    start = -memory.data_ptr() % ALIGNMENT
-    return memory[start : start + size].view(dtype)
