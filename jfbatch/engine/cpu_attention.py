@@ -136,17 +136,23 @@ def shared_out(
 
 def in_parallel(calls: Sequence[Callable[[], None]]) -> None:
     """Make all calls, the first one in this thread; returns when all are done. They must release the GIL."""
-    others = [_workers().submit(call) for call in calls[1:]]
+    others = [_workers().submit(call) for call in calls[1:]] if len(calls) > 1 else []
     calls[0]()
     for other in others:
         other.result()
 
 
-def by_rows(kernel: Callable[[slice], None], rows: int, parts: int) -> None:
-    """Call a kernel on all of so many rows, in so many parts at most, one for each of torch's threads."""
-    parts = max(1, min(torch.get_num_threads(), parts))
+def by_rows(kernel: Callable[..., None], arrays: Sequence[NDArray[Any]], parts: int) -> None:
+    """Call a kernel with arrays of equally many rows, in at most so many parts, one per thread of torch."""
+    parts = min(torch.get_num_threads(), parts) if parts > 1 else 1
+    if parts == 1:
+        kernel(*arrays)
+        return
+    rows = len(arrays[0])
     bounds = [rows * index // parts for index in range(parts + 1)]
-    in_parallel([partial(kernel, slice(*pair)) for pair in pairwise(bounds)])
+    in_parallel(
+        [partial(kernel, *(array[start:stop] for array in arrays)) for start, stop in pairwise(bounds)]
+    )
 
 
 @cache

@@ -383,7 +383,7 @@ def _softmax(weights: Any, begin: int, own_begin: int, own_stop: int, softcap: A
 
 
 @_jit
-def normalise(rows: Any, weight: NDArray[np.float32], epsilon: np.float32, output: Any) -> None:
+def normalise(weight: NDArray[np.float32], epsilon: np.float32, rows: Any, output: Any) -> None:
     """Root mean square normalisation: output = rows / sqrt(mean(rows^2) + epsilon) * weight.
 
     rows, output: [tokens, width], as stored; weight [width].

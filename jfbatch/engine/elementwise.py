@@ -7,6 +7,7 @@ module is replaced only where a trial shows that the replacement computes the sa
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,13 +36,8 @@ class Normalisation(nn.Module):
         """[..., width] -> the same shape and dtype."""
         flat = rows.reshape(-1, rows.shape[-1]).contiguous()
         output = torch.empty_like(flat)
-        by_rows(
-            lambda part: cpu_kernels.normalise(
-                stored(flat[part]), self.factors, self.epsilon, stored(output[part])
-            ),
-            len(flat),
-            flat.numel() // _NORMALISED_ALONE,
-        )
+        kernel = partial(cpu_kernels.normalise, self.factors, self.epsilon)
+        by_rows(kernel, (stored(flat), stored(output)), flat.numel() // _NORMALISED_ALONE)
         return output.view(rows.shape)
 
 
@@ -52,11 +48,7 @@ class SiluGates(nn.Module):
         """[..., 2 * width] -> [..., width]."""
         output: Tensor = both.new_empty(*both.shape[:-1], both.shape[-1] // 2)
         flat, results = both.view(-1, both.shape[-1]), output.view(-1, output.shape[-1])
-        by_rows(
-            lambda part: cpu_kernels.gate(stored(flat[part]), stored(results[part])),
-            len(results),
-            results.numel() // _GATED_ALONE,
-        )
+        by_rows(cpu_kernels.gate, (stored(flat), stored(results)), results.numel() // _GATED_ALONE)
         return output
 
 

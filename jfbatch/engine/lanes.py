@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -101,6 +100,7 @@ class LanedModel(nn.Module):
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.inner = model
+        self._workers: _Workers | None = None
 
     def __getattr__(self, name: str) -> Any:
         """What the model has: others look for its parts here."""
@@ -123,6 +123,8 @@ class LanedModel(nn.Module):
                     **settings,
                 )
 
+        if self._workers is None or self._workers.count < len(step.lanes):
+            self._workers = _Workers(len(step.lanes))
         outputs = self._workers.each(through, step.lanes)
         first = outputs[0].last_hidden_state
         states = first.new_empty(1, input_ids.shape[1], first.shape[-1])
@@ -130,10 +132,6 @@ class LanedModel(nn.Module):
             states[:, lane.tokens] = output.last_hidden_state
         outputs[0].last_hidden_state = states
         return outputs[0]
-
-    @cached_property
-    def _workers(self) -> _Workers:
-        return _Workers()
 
 
 def lay_lanes(model: Any) -> None:
@@ -145,11 +143,12 @@ def lay_lanes(model: Any) -> None:
 class _Workers:
     """Threads in which torch uses one core."""
 
-    def __init__(self) -> None:
+    def __init__(self, count: int) -> None:
+        self.count = count
         threads = torch.get_num_threads()
-        self._pool = ThreadPoolExecutor(MOST, "jfbatch-lane", initializer=_use_one_core)
-        everyone = threading.Barrier(MOST)
-        wait([self._pool.submit(everyone.wait) for _ in range(MOST)])
+        self._pool = ThreadPoolExecutor(count, "jfbatch-lane", initializer=_use_one_core)
+        everyone = threading.Barrier(count)
+        wait([self._pool.submit(everyone.wait) for _ in range(count)])
         torch.set_num_threads(threads)  # what a thread sets is what later ones begin with
 
     def each(self, function: Callable[[Lane], Any], lanes: Sequence[Lane]) -> list[Any]:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
 
+import numpy as np
+
 _AFTER_WORD = b'",:]}\n'
 _REACH = 64  # bytes looked back at first for a boundary
 # A pair of bytes that a safe boundary may lie between, if no token contains it.
@@ -195,10 +197,11 @@ class Retokenizer:
 
 def crossed_pairs(vocabulary: Iterable[bytes]) -> frozenset[tuple[int, int]]:
     """The byte pairs (before, after) of possible boundaries that some token contains."""
-    joined = b"\x00".join(vocabulary)
-    return frozenset(
-        (joined[match.start()], joined[match.start() + 1]) for match in _CANDIDATE.finditer(joined)
-    )
+    joined = np.frombuffer(b"\x00".join(vocabulary), np.uint8).astype(np.uint16)
+    present = np.zeros(1 << 16, np.bool_)
+    present[joined[:-1] << 8 | joined[1:]] = True
+    pairs = (divmod(int(pair), 256) for pair in np.flatnonzero(present))
+    return frozenset(pair for pair in pairs if _CANDIDATE.match(bytes(pair)))
 
 
 def _boundary_pattern(crossed: frozenset[tuple[int, int]]) -> re.Pattern[bytes]:

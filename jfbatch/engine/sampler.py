@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -160,10 +161,8 @@ def _best_allowed(logits: Tensor, masks: NDArray[np.uint32], positions: Sequence
     numbers, bits = logits.numpy(), logits.view(torch.uint32).numpy()
     places = np.array(positions, np.int64)
     by_rows(
-        lambda part: masked_argmax.best_allowed(
-            numbers, bits, places[part], masks[part], ids[part], wrong[part]
-        ),
-        len(places),
+        partial(masked_argmax.best_allowed, numbers, bits),
+        (places, masks, ids, wrong),
         len(places) // _WORTH_SHARING,
     )
     return Choices(ids, None, _settle(ids, wrong | (ids < 0), wrong, masks, logits.shape[1]))
