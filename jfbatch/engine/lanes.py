@@ -94,7 +94,8 @@ def _tokens(spans: Sequence[Span]) -> int:
 class LanedModel(nn.Module):
     """A model without its LM head that takes the lanes of a step through itself at the same time.
 
-    model: its layers are DecoderLayers, which share nothing between tokens but the KV storage.
+    model: its layers are DecoderLayers, which share nothing between tokens but the KV storage; that must
+    have been written before, so that no lane allocates it.
     """
 
     def __init__(self, model: Any) -> None:
