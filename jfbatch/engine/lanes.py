@@ -149,7 +149,11 @@ class _Workers:
         threads = torch.get_num_threads()
         self._pool = ThreadPoolExecutor(count, "jfbatch-lane", initializer=_use_one_core)
         everyone = threading.Barrier(count)
-        wait([self._pool.submit(everyone.wait) for _ in range(count)])
+        try:
+            wait([self._pool.submit(everyone.wait) for _ in range(count)])
+        except RuntimeError:  # no thread can be started: the others would wait for it for ever
+            everyone.abort()
+            raise
         torch.set_num_threads(threads)  # what a thread sets is what later ones begin with
 
     def each(self, function: Callable[[Lane], Any], lanes: Sequence[Lane]) -> list[Any]:

@@ -132,6 +132,9 @@ class Scheduler:
                 source, left = slot, common
         if source is not None:
             self._reserve([sequence])
+            if source >= self.pool.slots:  # a long row needed what it held
+                source = None
+        if source is not None:
             if source != sequence.slot:
                 self.pool.copy(source, sequence.slot, left)
             sequence.cached = left
@@ -206,11 +209,14 @@ class Scheduler:
         """Slots and length that hold these rows as they are."""
         length = max(len(sequence.token_ids) for sequence in everyone)
         length = rounded_length(max(length, *(sequence.certain + 1 for sequence in late), 0))
-        unused = self.pool.length if self.pool.for_kernel else 0  # its kernel reads no more than it needs
-        if self.pool.length - SHRINK_AT - unused // 2 < length < self.pool.length:
-            length = self.pool.length
         needed = max(sequence.slot for sequence in everyone) + 1
         slots = max(self.pool.slots, needed)
+        unused = self.pool.length if self.pool.for_kernel else 0  # its kernel reads no more than it needs
+        if (
+            self.pool.length - SHRINK_AT - unused // 2 < length < self.pool.length
+            and self.kv_bytes(slots, self.pool.length) <= self.kv_memory
+        ):
+            length = self.pool.length
         if self.kv_bytes(slots, length) > self.kv_memory:
             slots = needed  # what few long rows need is not held by slots of many short ones
         if slots > self.pool.slots:  # room for those that wait too, so that the pool is moved once

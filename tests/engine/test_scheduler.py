@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jfbatch.engine.kv_cache import SlotPool
+from jfbatch.engine.kv_cache import GROWTH, SlotPool
 from jfbatch.engine.scheduler import Planned, Scheduler, common_prefix
 from jfbatch.engine.sequence import Request, Sequence
 from tests.engine.matchers import FreeMatcher
@@ -200,6 +200,46 @@ def test_slots_of_many_short_rows_do_not_hold_memory_that_few_long_ones_need() -
         used.retire(used.running[::2])
         used.admit()
     assert not used.waiting
+
+
+def test_a_prefix_in_a_slot_that_a_long_row_cannot_leave_is_computed_again() -> None:
+    used = scheduler(batch_size=8, prefill_chunk=1000, kv_memory=8 * 32 * pool().bytes_per_token)
+    used.add([sequence(str(i), [i] * 20) for i in range(8)])
+    used.admit()
+    run(used.plan())
+    used.retire(list(used.running))
+    used.add([sequence("long", [7] * 20 + [8] * 200)])
+    used.admit()
+    (planned,) = used.plan()
+    assert (used.pool.slots, planned.segment.start) == (1, 0)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 120), st.integers(0, 2), st.integers(2, 60)), min_size=1, max_size=16),
+    st.integers(6, 30),
+    st.booleans(),
+)
+def test_the_pool_stays_within_its_budget_whatever_comes(
+    rows: list[tuple[int, int, int]], blocks: int, for_kernel: bool
+) -> None:
+    made = SlotPool(torch.device("cpu"), torch.float32, for_kernel)
+    made.resize(1, 1)
+    made.layer(0, 1, 2, 2)
+    budget = blocks * GROWTH * made.bytes_per_token
+    used = Scheduler(made, 6, 50, budget)
+    used.add([sequence(str(key), [kind] * length, limit) for key, (length, kind, limit) in enumerate(rows)])
+    for _ in range(2000):
+        used.admit()
+        if not used.running:
+            break
+        run(used.plan())
+        assert made.slots * made.length * made.bytes_per_token <= budget
+        for row in list(used.running):
+            if row.pending == 0 and row.tokens_left:
+                row.append(3, b"x")
+        used.retire([row for row in used.running if not row.tokens_left])
+    assert not used.waiting and not used.running
 
 
 def test_a_row_whose_place_cannot_be_had_still_waits(monkeypatch: pytest.MonkeyPatch) -> None:
