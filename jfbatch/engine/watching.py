@@ -5,9 +5,11 @@ Without them a run has no cost at all. On a GPU they time the launches, not the 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
+from threading import get_ident
 from typing import Any, ParamSpec, TypeVar
 
 from torch import nn
@@ -65,14 +67,15 @@ def _kind(module: nn.Module, head: nn.Module | None) -> str | None:
 
 
 def _watch(module: nn.Module, name: str, span: Span) -> None:
-    running: list[AbstractContextManager[object]] = []
+    running: defaultdict[int, list[AbstractContextManager[object]]] = defaultdict(list)  # by thread
 
     def enter(*_arguments: Any) -> None:
-        running.append(span(name))
-        running[-1].__enter__()
+        own = running[get_ident()]
+        own.append(span(name))
+        own[-1].__enter__()
 
     def leave(*_arguments: Any) -> None:
-        running.pop().__exit__(None, None, None)
+        running[get_ident()].pop().__exit__(None, None, None)
 
     module.register_forward_pre_hook(enter)
     module.register_forward_hook(leave)
