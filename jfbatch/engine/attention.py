@@ -116,14 +116,20 @@ class Layout(Protocol):
 class StepLayout:
     """A Layout made anew for every step, of any tokens of any rows.
 
-    threads: which share the kernel's work; torch's, unless told otherwise.
+    wanted: the tokens with logits, where only those are read in the end. threads: which share the kernel's
+    work; torch's, unless told otherwise.
     """
 
     def __init__(
-        self, pool: SlotPool, spans: Sequence[Span], used_slots: int, threads: int | None = None
+        self,
+        pool: SlotPool,
+        spans: Sequence[Span],
+        wanted: Tensor | None = None,
+        threads: int | None = None,
     ) -> None:
         self.pool = pool
-        self.used_slots = used_slots
+        self.wanted = wanted
+        self.used_slots = max(span.slot for span in spans) + 1
         self.attention_calls = 0
         device = pool.device
         slots = [span.slot for span in spans for _ in range(span.count)]
@@ -137,7 +143,6 @@ class StepLayout:
         self.compiled = pool.for_kernel
         self.parts: list[NDArray[np.int64]] = []  # the kernel's
         self.rules: dict[int, Rules] = {}  # what each layer has asked for
-        self.wanted: Tensor | None = None  # the tokens with logits, where only those are read in the end
         self._rotation: tuple[Tensor, tuple[NDArray[np.float32], NDArray[np.float32]]] | None = None
         if self.compiled:
             self._divide(spans, threads)

@@ -8,7 +8,7 @@ thousand did.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
@@ -124,14 +124,21 @@ def shared_out(
     for span in spans:
         slots.setdefault(span[0], []).append(span)
     work = {slot: sum(span[3] * (span[1] + span[3]) for span in own) for slot, own in slots.items()}
-    count = max(1, min(threads or torch.get_num_threads(), len(slots)))
-    parts: list[list[tuple[int, int, int, int, bool]]] = [[] for _ in range(count)]
-    busy = [0] * count
-    for slot in sorted(slots, key=lambda slot: -work[slot]):  # the largest first, each to the least busy
+    parts = evenly(work, max(1, min(threads or torch.get_num_threads(), len(slots))))
+    return [
+        np.array([span for slot in part for span in slots[slot]], np.int64).reshape(-1, 5) for part in parts
+    ]
+
+
+def evenly(work: Mapping[int, float], count: int) -> list[list[int]]:
+    """The slots in so many parts of about the same work: the largest first, each to the least busy part."""
+    parts: list[list[int]] = [[] for _ in range(count)]
+    busy = [0.0] * count
+    for slot in sorted(work, key=lambda slot: -work[slot]):
         least = busy.index(min(busy))
-        parts[least].extend(slots[slot])
+        parts[least].append(slot)
         busy[least] += work[slot]
-    return [np.array(part, np.int64).reshape(-1, 5) for part in parts]
+    return parts
 
 
 def in_parallel(calls: Sequence[Callable[[], None]]) -> None:

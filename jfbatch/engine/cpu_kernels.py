@@ -21,8 +21,6 @@ from jfbatch.kernel_cache import Kernel, compiled
 
 NO_SINK = np.float32(-3e38)
 
-_U = np.uint64  # numba makes a signed index that may be negative wrap round, which ends vectorising
-
 
 def _registers() -> tuple[int, int]:
     """float32 numbers in a vector of this machine, and the rows of two sums each that its registers hold."""
@@ -104,7 +102,6 @@ def _exp(x: Any) -> Any:
 
 
 _FLOAT, _INTEGER, _ADDRESS = ir.FloatType(), ir.IntType(32), ir.IntType(64)
-_POINTER = ir.IntType(8).as_pointer()
 _VECTOR = ir.VectorType(_FLOAT, _LANES)
 _WORDS = ir.VectorType(_INTEGER, _LANES)
 
@@ -148,10 +145,9 @@ def _emit_product(
 ) -> None:
     """The instructions of `_multiply` for so many rows, and vectors of columns."""
     factors, factors_step, places, places_step, sums, sums_step = pairs
-    number, byte = ir.IntType(32), ir.IntType(8)
-    prefetch = cgutils.get_or_insert_function(
-        builder.module, ir.FunctionType(ir.VoidType(), [_POINTER, number, number, number]), "llvm.prefetch.p0"
-    )
+    byte = ir.IntType(8)
+    kind = ir.FunctionType(ir.VoidType(), [byte.as_pointer(), _INTEGER, _INTEGER, _INTEGER])
+    prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
 
     def pointer(address: Any, offset: int, kind: Any) -> Any:
         return builder.inttoptr(builder.add(address, _ADDRESS(offset)), kind.as_pointer())
@@ -167,7 +163,9 @@ def _emit_product(
         for vector in range(vectors):
             offset = 4 * _LANES * vector
             near = pointer(row(ahead, places_step, loop.index), offset, byte)
-            builder.call(prefetch, [near, number(0), number(2), number(1)])  # to read, second level, data
+            builder.call(
+                prefetch, [near, _INTEGER(0), _INTEGER(2), _INTEGER(1)]
+            )  # to read, second level, data
             words = builder.load(pointer(row(places, places_step, loop.index), offset, _WORDS), align=4)
             columns.append(_widened_words(builder, words, grouped))
         group = len(columns[0])
@@ -224,7 +222,7 @@ def attend(
     kv_heads, value_dim, group = keys.shape[1], output.shape[2], keys.shape[4]
     share = output.shape[1] // kv_heads
     rows = np.zeros((ROWS, keys.shape[2] * keys.shape[4]), np.float32)
-    weights = np.empty((ROWS, keys.shape[3] + 1), np.float32)
+    weights = np.empty((ROWS, keys.shape[3]), np.float32)
     sums = np.empty((ROWS, values.shape[3]), np.float32)
     for index in range(len(spans)):
         slot, start, first, count, attends = spans[index]

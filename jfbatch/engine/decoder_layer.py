@@ -167,7 +167,7 @@ def _proven(layer: Any, rotary: Any, kv_dtype: torch.dtype) -> DecoderLayer | No
         for _ in range(2):
             pool = SlotPool(rows.device, kv_dtype, for_kernel=True)
             pool.resize(2, 8)
-            step = StepLayout(pool, spans, 2)
+            step = StepLayout(pool, spans)
             positions = step.positions.unsqueeze(0)
             embeddings = rotary(rows, position_ids=positions)
             computed = (candidate or layer)(

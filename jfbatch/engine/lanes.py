@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from jfbatch.engine.attention import Span, StepLayout
+from jfbatch.engine.cpu_attention import evenly
 from jfbatch.engine.kv_cache import SlotPool
 
 # Fewer tokens than this on a core are worth less than sharing the products.
@@ -50,29 +51,23 @@ class LanedLayout:
 
 
 def divided(spans: Sequence[Span], lanes: int) -> list[list[Span]]:
-    """The spans of a step in so many lists of about the same work, the largest first to the least busy."""
-    parts: list[list[Span]] = [[] for _ in range(lanes)]
-    busy = [0.0] * lanes
+    """The spans of a step, one for each slot, in so many lists of about the same work, in their order."""
+    by_slot = {span.slot: span for span in spans}
     work = {span.slot: span.count * (_REST + span.start + span.count / 2) for span in spans}
-    for span in sorted(spans, key=lambda span: -work[span.slot]):
-        least = busy.index(min(busy))
-        parts[least].append(span)
-        busy[least] += work[span.slot]
+    parts = ([by_slot[slot] for slot in part] for part in evenly(work, lanes))
     return [sorted(part, key=lambda span: span.first) for part in parts]
 
 
-def laid_out(pool: SlotPool, spans: Sequence[Span], wanted: Tensor | None) -> StepLayout | LanedLayout:
-    """The layout of a step: in a lane for each of torch's threads, if every one gets enough tokens.
+def laid_out(
+    pool: SlotPool, spans: Sequence[Span], wanted: Tensor | None, threads: int
+) -> StepLayout | LanedLayout:
+    """The layout of a step: in a lane for each of so many threads, if every one gets enough tokens.
 
     wanted: ascending, the tokens with logits; None for all.
     """
-    used_slots = max(span.slot for span in spans) + 1
-    count = torch.get_num_threads()
-    parts = divided(spans, count) if 1 < count <= MOST else []
+    parts = divided(spans, threads) if 1 < threads <= MOST else []
     if not parts or min(map(_tokens, parts)) < LEAST:
-        layout = StepLayout(pool, spans, used_slots)
-        layout.wanted = wanted
-        return layout
+        return StepLayout(pool, spans, wanted)
     lanes = []
     for part in parts:
         tokens = torch.cat([torch.arange(span.first, span.first + span.count) for span in part])
@@ -80,10 +75,8 @@ def laid_out(pool: SlotPool, spans: Sequence[Span], wanted: Tensor | None) -> St
         for span in part:
             own.append(replace(span, first=first))
             first += span.count
-        layout = StepLayout(pool, own, used_slots, threads=1)
-        if wanted is not None:
-            layout.wanted = torch.isin(tokens, wanted).nonzero().flatten()
-        lanes.append(Lane(tokens, layout))
+        own_wanted = None if wanted is None else torch.isin(tokens, wanted).nonzero().flatten()
+        lanes.append(Lane(tokens, StepLayout(pool, own, own_wanted, threads=1)))
     return LanedLayout(lanes)
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from jfbatch.engine import attention
-from jfbatch.engine.attention import Layout, Span, StepLayout
+from jfbatch.engine.attention import Layout, Span
 from jfbatch.engine.cpu_attention import can_attend
 from jfbatch.engine.decoder_layer import fuse_layers
 from jfbatch.engine.elementwise import fuse_elementwise
@@ -115,8 +115,8 @@ class Runner:
             kv_dtype = torch.bfloat16 if self.dtype == torch.float32 else self.dtype
         on_cuda = self.device.type == "cuda"
         self.steady = on_cuda if static is None else static
-        across = can_attend(self.device, kv_dtype) and not self.steady
-        self.pool = self.pool_type(self.device, kv_dtype, for_kernel=across)
+        for_kernel = can_attend(self.device, kv_dtype) and not self.steady
+        self.pool = self.pool_type(self.device, kv_dtype, for_kernel)
         parameters = inspect.signature(model.forward).parameters
         self._selects_logits = "logits_to_keep" in parameters
         self._refuse_by_configuration(config)
@@ -183,16 +183,9 @@ class Runner:
         if late is not None:
             tokens.index_copy_(0, on_device(late.places, torch.int64, self.device), late.ids)
         keep = on_device(wanted, torch.int64, self.device)
-        layout = self._laid_out(spans, keep if len(wanted) < len(flat) else None)
+        some = keep if len(wanted) < len(flat) else None
+        layout = laid_out(self.pool, spans, some, torch.get_num_threads() if self._in_lanes else 1)
         return self._computed(tokens.unsqueeze(0), layout.positions.unsqueeze(0), keep, layout).float()
-
-    def _laid_out(self, spans: Sequence[Span], wanted: Tensor | None) -> StepLayout | LanedLayout:
-        """wanted: the tokens with logits, where not all have them."""
-        if self._in_lanes:
-            return laid_out(self.pool, spans, wanted)
-        layout = StepLayout(self.pool, spans, max(span.slot for span in spans) + 1)
-        layout.wanted = wanted
-        return layout
 
     def give_back(self) -> None:
         """Free the memory that steps before have left on the device."""

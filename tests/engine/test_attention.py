@@ -81,7 +81,7 @@ def test_every_row_attends_to_its_own_past_alone(
     query, key = (torch.randn(1, n, first, dims[0], generator=generator) for n in (HEADS, KV_HEADS))
     value = torch.randn(1, KV_HEADS, first, dims[1], generator=generator)
     with patch.multiple(attention, KERNEL_REACH=20, BLOCK=16):
-        layout = StepLayout(pool, spans, len(rows) + gap)
+        layout = StepLayout(pool, spans)
         output, _ = packed_attention(
             Layer(),
             query,
@@ -113,7 +113,7 @@ def test_every_row_attends_to_its_own_past_alone(
 def test_what_a_packed_step_cannot_give_is_refused() -> None:
     pool = SlotPool(torch.device("cpu"), torch.float32)
     pool.resize(1, 10)
-    layout = StepLayout(pool, [Span(0, 0, 0, 3)], 1)
+    layout = StepLayout(pool, [Span(0, 0, 0, 3)])
     tensor = torch.zeros(1, 2, 3, 4)
     with pytest.raises(ModelError, match="does not pass on"):
         packed_attention(Layer(), tensor, tensor, tensor, None)

@@ -75,7 +75,7 @@ def test_lanes_are_taken_where_every_core_gets_tokens_enough() -> None:
     def step(*counts: int) -> StepLayout | LanedLayout:
         firsts = [sum(counts[:index]) for index in range(len(counts))]
         spans = [Span(slot, 0, *part) for slot, part in enumerate(zip(firsts, counts, strict=True))]
-        return laid_out(pool, spans, None)
+        return laid_out(pool, spans, None, torch.get_num_threads())
 
     assert isinstance(step(16, 16), LanedLayout)
     assert isinstance(step(8, 8, 8, 8), LanedLayout)
