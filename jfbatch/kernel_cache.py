@@ -5,8 +5,12 @@ A home that is full or read-only, as on the nodes of some clusters, costs time t
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import os
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numba
@@ -20,18 +24,53 @@ _TROUBLE = (OSError, EOFError, serialize.pickle.UnpicklingError)
 _told: list[str] = []
 
 
-def compiled(function: Kernel, **options: Any) -> Kernel:
-    """`function` compiled on its first call, without the GIL; `options` are those of numba.njit."""
+def kept_under_the_source_of(directory: Path, *modules: str) -> Path:
+    """Where kernels are kept that call each other: a directory named by the source of their modules.
+
+    numba looks only at the file of a function, not at those of the functions it calls, and would go on
+    using a caller compiled with an older callee.
+    """
+    digest = hashlib.sha256(Path(__file__).read_bytes())
+    for name in modules:
+        digest.update((directory / f"{name}.py").read_bytes())
+    return directory / "__pycache__" / f"kernels-{digest.hexdigest()[:16]}"
+
+
+def compiled(function: Kernel, kept: Path | None = None, **options: Any) -> Kernel:
+    """`function` compiled on its first call, without the GIL.
+
+    kept: the directory for it, or one of its name in $NUMBA_CACHE_DIR, where that is set; None, or where
+    nothing can be written to it: what numba chooses. options: of numba.njit.
+    """
+    given = numba.config.CACHE_DIR
+    if kept is not None:
+        numba.config.CACHE_DIR = str(Path(given) / kept.name) if given else _writable(kept)
+    try:
+        return _compiled(function, options)
+    finally:
+        numba.config.CACHE_DIR = given
+
+
+@cache
+def _writable(directory: Path) -> str:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return ""
+    return str(directory) if os.access(directory, os.W_OK) else ""
+
+
+def _compiled(function: Kernel, options: dict[str, Any]) -> Kernel:
     try:
         kernel: Kernel = numba.njit(cache=True, nogil=True, **options)(function)
     except RuntimeError as error:  # numba has found no directory to write to
         _tell(error)
         in_memory: Kernel = numba.njit(nogil=True, **options)(function)
         return in_memory
-    cache = getattr(kernel, "_cache", None)  # there is none where NUMBA_DISABLE_JIT is set
-    if cache is not None:
-        cache.load_overload = _unless_the_disk_refuses(cache.load_overload)
-        cache.save_overload = _unless_the_disk_refuses(cache.save_overload)
+    kept = getattr(kernel, "_cache", None)  # there is none where NUMBA_DISABLE_JIT is set
+    if kept is not None:
+        kept.load_overload = _unless_the_disk_refuses(kept.load_overload)
+        kept.save_overload = _unless_the_disk_refuses(kept.save_overload)
     return kernel
 
 

@@ -83,6 +83,44 @@ def test_what_a_crash_left_of_the_cache_is_no_failure(tmp_path: Path, left: byte
     assert stderr.count("\n") == 1
 
 
+CALLEE = """
+from pathlib import Path
+from jfbatch.kernel_cache import compiled, kept_under_the_source_of
+kept = kept_under_the_source_of(Path(__file__).parent, "callee", "caller")
+
+def factor():
+    return compiled(lambda number: {} * number, kept)
+times = factor()
+"""
+CALLER = """
+from callee import kept, times
+from jfbatch.kernel_cache import compiled
+
+def scaled(number):
+    return times(number)
+
+scaled = compiled(scaled, kept)
+print(scaled(3))
+"""
+
+
+@pytest.mark.parametrize("chosen", [False, True])
+def test_a_kernel_is_compiled_anew_when_one_that_it_calls_has_changed(tmp_path: Path, chosen: bool) -> None:
+    (tmp_path / "caller.py").write_text(CALLER)
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}", "PYTHONDONTWRITEBYTECODE": "1"}
+    environment.pop("NUMBA_CACHE_DIR", None)
+    if chosen:
+        environment["NUMBA_CACHE_DIR"] = str(tmp_path / "cache")
+    for factor in (2, 2, 5):
+        (tmp_path / "callee.py").write_text(CALLEE.format(factor))
+        command = [sys.executable, "-c", "import caller"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+        assert (done.stdout, done.stderr) == (f"{3 * factor}\n", "")
+    kept = {path.parent.parent if chosen else path.parent for path in tmp_path.rglob("*.nbi")}
+    assert len(kept) == 2
+    assert all(path.is_relative_to(tmp_path / "cache") == chosen for path in kept)
+
+
 def test_nobody_else_has_numba_compile() -> None:
     compiling = [
         name_of(path)

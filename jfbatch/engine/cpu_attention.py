@@ -1,9 +1,9 @@
 """Attention on a CPU: decode steps, jumps, drafts and prompts of ordinary length.
 
-K and V are read as they are stored (kv_layout.py), everything else is float32. Several queries of a row
-share each pass over its past, the sums of each in registers of its own and in one order. So a row's result
-does not depend on which rows or how many drafts share its step; with bfloat16 scores one greedy token in a
-thousand did.
+K and V are read as they are stored (kv_layout.py), sums are float32. Several queries of a row share each pass
+over its past, the sums of each in registers of its own and in one order. So a row's result does not depend on
+which rows or how many drafts share its step; with the scores of torch's own products in bfloat16 one greedy
+token in a thousand did.
 """
 
 from __future__ import annotations

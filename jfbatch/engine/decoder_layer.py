@@ -179,7 +179,7 @@ def _proven(layer: Any, rotary: Any, kv_dtype: torch.dtype) -> DecoderLayer | No
         return None
     expected, found = (result.float() for result in results)
     added = (expected - rows.float()).norm(dim=-1)
-    relative, rounding = (1e-5, 1e-6) if dtype == torch.float32 else (2**-6, 2**-8)
+    relative, rounding = (1e-5, 1e-6) if dtype == torch.float32 else (2**-5, 2**-8)
     error = (expected - found).norm(dim=-1)
     alike = bool((error <= relative * added + rounding * expected.norm(dim=-1)).all())
     return candidate if alike else None

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 CONTEXT = 16  # bytes of text under which what followed is remembered,
-_ENDING = 4  # and fewer, for texts not seen before
+_CONTEXTS = CONTEXT, 4, 2  # and fewer, for texts not met before
 MOST_CONTEXTS = 20_000  # remembered per group
 _MOST_FOLLOWERS = 64  # per context, and of closings per kind of value
 _MOST_CUES = 12  # per kind of value
@@ -117,39 +117,37 @@ class Prompt:
 
 
 class Phrases:
-    """What rows of one group wrote after the same bytes: after the same 16, where there are any, else 4."""
+    """What rows of one group wrote after the same bytes: after as many of them as were met before."""
 
     def __init__(self) -> None:
-        self._following: dict[bytes, dict[bytes, int]] = {}
-        self._after_endings: dict[bytes, dict[bytes, int]] = {}
+        self._following: dict[int, dict[bytes, dict[bytes, int]]] = {length: {} for length in _CONTEXTS}
 
     def __len__(self) -> int:
-        return len(self._following) + len(self._after_endings)
+        return sum(map(len, self._following.values()))
 
     def learn(self, text: bytes, data: bytes, most: int = MOST_CONTEXTS) -> None:
         """`data` followed `text` (of which the last bytes count). `most`: contexts to remember."""
         self.forget(most)
-        _count(self._following.setdefault(text[-CONTEXT:], {}), data)
-        _count(self._after_endings.setdefault(text[-_ENDING:], {}), data)
+        for length, following in self._following.items():
+            _count(following.setdefault(text[-length:], {}), data)
 
     def forget(self, most: int) -> None:
         """Keep fewer than `most` contexts, the newer ones."""
-        _forget_older(self._following, most // 2)
-        _forget_older(self._after_endings, most // 2)
+        for following in self._following.values():
+            _forget_older(following, most // len(self._following))
 
     def guess(self, text: bytes) -> Guess | None:
         """What followed most often; the unseen counts as often as there were different followers (PPM C)."""
-        kind, following = "phrase", self._following.get(text[-CONTEXT:])
-        if not following:
-            kind, following = "ending", self._after_endings.get(text[-_ENDING:])
-        if not following:
-            return None
-        data = max(following, key=following.__getitem__)
-        return _counted(kind, data, following[data] / (sum(following.values()) + len(following)))
+        for length, known in self._following.items():
+            if following := known.get(text[-length:]):
+                data = max(following, key=following.__getitem__)
+                likely = following[data] / (sum(following.values()) + len(following))
+                return _counted(f"after {length}", data, likely)
+        return None
 
     def share(self, text: bytes, data: bytes, unknown: float) -> float:
         """How often `data` followed `text`; `unknown` counts as two times."""
-        following = self._following.get(text[-CONTEXT:], {})
+        following = self._following[CONTEXT].get(text[-CONTEXT:], {})
         return (following.get(data, 0) + 2 * unknown) / (sum(following.values()) + 2)
 
 

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 BATCH_HINT = 64  # tokens per step that the packed layout is tuned for
+# One row takes another way through oneDNN, with other roundings, and two or three take longer than four.
+FEWEST = 4
 
 
 class PackedLinear(nn.Module):
@@ -27,16 +29,23 @@ class PackedLinear(nn.Module):
         """[..., in] -> [..., out], in the dtype of the weights; `added` [..., out] is added."""
         if inputs.numel() == 0:
             return inputs.new_empty(*inputs.shape[:-1], self.out_features)
-        alone = inputs.dim() > 1 and inputs.numel() == self.in_features
-        if alone:  # one token takes another way through oneDNN, with other roundings: it gets company
-            inputs = torch.cat([inputs, inputs], dim=-2)
-            added = None if added is None else torch.cat([added, added], dim=-2)
+        rows = inputs.numel() // self.in_features
+        shape = *inputs.shape[:-1], self.out_features
+        if rows < FEWEST:
+            inputs = _in_company(inputs)
+            added = None if added is None else _in_company(added)
         output: Tensor
         if added is None:
             output = torch.ops.mkldnn._linear_pointwise(inputs, self._packed, self.bias, "none", [], "")
         else:
             output = torch.ops.mkldnn._linear_pointwise.binary(inputs, added, self._packed, self.bias, "add")
-        return output[..., :1, :] if alone else output
+        return output[:rows].view(shape) if rows < FEWEST else output
+
+
+def _in_company(rows: Tensor) -> Tensor:
+    """[..., width], less than FEWEST -> [FEWEST, width], with the first row again and again after them."""
+    flat = rows.reshape(-1, rows.shape[-1])
+    return torch.cat([flat, flat[:1].expand(FEWEST - len(flat), -1)])
 
 
 def can_pack(dtype: torch.dtype) -> bool:

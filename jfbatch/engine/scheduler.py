@@ -23,10 +23,9 @@ from jfbatch.engine.sequence import Sequence
 SHORTEST_SHARED = 16
 # The pool gives length back once this much of it is unused.
 SHRINK_AT = 4 * GROWTH
-PREFILL_CHUNK = 1024
-# Where steps are replayed: larger chunks, so that few steps prefill; the shortest pool; and the share of the
-# places that are free before rows come in.
-PREFILL_CHUNK_STEADY = 2048
+# Prompt tokens of a step at most: enough to use the machine well, and few enough to hold.
+PREFILL_CHUNK = 2048
+# Where steps are replayed: the shortest pool, and the share of the places that are free before rows come in.
 SHORTEST_STEADY = 128
 ADMITTED_TOGETHER = 1 / 8
 
@@ -46,8 +45,8 @@ class Planned:
 class Scheduler:
     """Holds the rows that wait and the rows that run.
 
-    batch_size: most rows that run together. prefill_chunk: most prompt tokens per step; None: what suits
-    steps that are `steady`, that is replayed, or not. kv_memory: most bytes of KV storage.
+    batch_size: most rows that run together. prefill_chunk: most prompt tokens per step, by default
+    PREFILL_CHUNK. kv_memory: most bytes of KV storage. steady: whether steps are replayed.
     """
 
     def __init__(
@@ -60,7 +59,7 @@ class Scheduler:
     ) -> None:
         self.pool = pool
         self.batch_size = batch_size
-        self.prefill_chunk = prefill_chunk or (PREFILL_CHUNK_STEADY if steady else PREFILL_CHUNK)
+        self.prefill_chunk = prefill_chunk or PREFILL_CHUNK
         self.kv_memory = kv_memory
         self.steady = steady
         self._full: int | None = None  # how many ran when others had to wait, as they still do

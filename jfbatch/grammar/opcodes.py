@@ -5,16 +5,13 @@ A thread is one int64: instruction << 32 | stack id. Stack 0 is empty.
 
 from __future__ import annotations
 
-import hashlib
-import os
 from pathlib import Path
 from typing import NamedTuple
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from jfbatch.kernel_cache import Kernel, compiled
+from jfbatch.kernel_cache import Kernel, compiled, kept_under_the_source_of
 
 # Opcodes. x, y, z are operands; "next" is an instruction.
 BYTE = 0  # consume a byte of set x, then y
@@ -92,32 +89,10 @@ class Store(NamedTuple):
     meta: NDArray[np.int64]
 
 
-def _cache_of_these_kernels() -> str:
-    """Where compiled kernels are kept: a directory named by the source of them all.
-
-    numba looks only at the file of a function, not at those of the functions it calls, and would go on
-    using a caller compiled with an older callee. "" (numba's own choice) where nothing can be written.
-    """
-    here = Path(__file__).parent
-    digest = hashlib.sha256()
-    for name in ("opcodes", "listing", "hashing", "machine", "continuations", "walk", "products"):
-        digest.update((here / f"{name}.py").read_bytes())
-    directory = here / "__pycache__" / f"kernels-{digest.hexdigest()[:16]}"
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return ""
-    return str(directory) if os.access(directory, os.W_OK) else ""
-
-
-_CACHE = _cache_of_these_kernels()
+_KERNELS = ("opcodes", "listing", "hashing", "machine", "continuations", "walk", "products")
+_KEPT = kept_under_the_source_of(Path(__file__).parent, *_KERNELS)
 
 
 def jit(function: Kernel) -> Kernel:
     """Compiled once, kept on disk, called without the GIL."""
-    before = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = before or _CACHE
-    try:
-        return compiled(function)
-    finally:
-        numba.config.CACHE_DIR = before
+    return compiled(function, _KEPT)

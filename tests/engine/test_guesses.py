@@ -20,7 +20,8 @@ def test_the_commonest_follower_of_a_context_is_guessed_with_its_share() -> None
     for data in (b"bill", b"bill", b"sale", b"bill"):
         phrases.learn(b'{"name": "x", "kind": "', data)
     guess = phrases.guess(b'{"name": "another name", "kind": "'[-CONTEXT:])
-    assert guess == Guess(b"bill", 3 / 6, "ending 4")  # other bytes before it, the same ending
+    assert guess == Guess(b"bill", 3 / 6, "after 4 4")  # other bytes before it, the same four
+    assert phrases.guess(b'other: "') == Guess(b"bill", 3 / 6, "after 2 4")
     assert phrases.guess(b"other bytes") is None
     guess = phrases.guess(b'..."name": "x", "kind": "')
     assert guess is not None

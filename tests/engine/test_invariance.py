@@ -1,4 +1,4 @@
-"""On a CPU with float32 weights, a row's logits are the same bits whatever shares its steps."""
+"""On a CPU, a row's logits are the same bits whatever shares its steps."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from jfbatch.engine.linear import PackedLinear, can_pack
 from jfbatch.engine.runner import Runner, Segment
 
-pytestmark = pytest.mark.skipif(not can_pack(torch.float32), reason="this oneDNN packs no float32 weights")
-
+DTYPES = [
+    pytest.param(dtype, marks=pytest.mark.skipif(not can_pack(dtype), reason=f"oneDNN packs no {dtype} here"))
+    for dtype in (torch.float32, torch.bfloat16)
+]
 LENGTH, PROMPT = 620, 600  # past the reach of the kernel, so that both ways of attending take part
 
 
 @cache
-def runner() -> Runner:
+def runner(dtype: torch.dtype) -> Runner:
     configuration = LlamaConfig(
         vocab_size=320,
         hidden_size=96,
@@ -29,7 +31,7 @@ def runner() -> Runner:
         initializer_range=0.2,
     )
     torch.manual_seed(1)
-    return Runner(LlamaForCausalLM(configuration))
+    return Runner(LlamaForCausalLM(configuration).to(dtype))
 
 
 def tokens(row: int) -> list[int]:
@@ -37,9 +39,9 @@ def tokens(row: int) -> list[int]:
 
 
 @torch.inference_mode()
-def logits_of(row: int, cuts: list[int], others: int, slot: int) -> torch.Tensor:
+def logits_of(dtype: torch.dtype, row: int, cuts: list[int], others: int, slot: int) -> torch.Tensor:
     """The logits of the row's last token, its tokens computed in parts, beside other rows with theirs."""
-    used = runner()
+    used = runner(dtype)
     used.pool.resize(0, 1)
     used.pool.resize(others + 1, LENGTH)
     beside = [other for other in range(others + 1) if other != slot]
@@ -58,8 +60,9 @@ def logits_of(row: int, cuts: list[int], others: int, slot: int) -> torch.Tensor
     return found
 
 
-def test_neither_neighbours_nor_chunks_change_a_bit_of_the_logits() -> None:
-    expected = logits_of(7, [], others=0, slot=0)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_neither_neighbours_nor_chunks_change_a_bit_of_the_logits(dtype: torch.dtype) -> None:
+    expected = logits_of(dtype, 7, [], others=0, slot=0)
     for cuts, others, slot in (
         ([1], 0, 0),
         ([618, 619], 0, 0),
@@ -68,14 +71,17 @@ def test_neither_neighbours_nor_chunks_change_a_bit_of_the_logits() -> None:
         ([*range(50, 620, 50)], 2, 0),
         ([64, 300, 610], 1, 1),
     ):
-        assert torch.equal(logits_of(7, cuts, others, slot), expected), (cuts, others, slot)
+        assert torch.equal(logits_of(dtype, 7, cuts, others, slot), expected), (cuts, others, slot)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("inputs", "outputs"), [(96, 160), (160, 96), (576, 192), (1536, 576)])
-def test_packed_layers_treat_a_row_alike_whatever_its_company(inputs: int, outputs: int) -> None:
+def test_packed_layers_treat_a_row_alike_whatever_its_company(
+    inputs: int, outputs: int, dtype: torch.dtype
+) -> None:
     torch.manual_seed(0)
-    packed = PackedLinear(torch.nn.Linear(inputs, outputs, bias=False))
-    rows = torch.randn(300, inputs)
+    packed = PackedLinear(torch.nn.Linear(inputs, outputs, bias=False, dtype=dtype))
+    rows = torch.randn(300, inputs).to(dtype)
     with torch.inference_mode():
         expected = packed(rows)
         for count in (1, 2, 3, 5, 8, 16, 17, 48, 64, 65, 129):

@@ -1,0 +1,143 @@
+"""Products of a few rows with what KV storage holds, as instructions for the vectors of this machine.
+
+LLVM, left to itself, keeps sums in memory or takes one vector at a time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import llvmlite.binding
+import numba
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+
+def _registers() -> tuple[int, int]:
+    """float32 numbers in a vector of this machine, and the rows of two sums each that its registers hold."""
+    features = llvmlite.binding.get_host_cpu_features()
+    if features.get("avx512f"):
+        return 16, 9
+    return (8, 4) if features.get("avx") else (4, 4)
+
+
+LANES, ROWS = _registers()
+COLUMNS = 2 * LANES
+HAS_DOTS = LANES == 16 and bool(llvmlite.binding.get_host_cpu_features().get("avx512bf16"))
+
+_FLOAT, _INTEGER, _ADDRESS = ir.FloatType(), ir.IntType(32), ir.IntType(64)
+_VECTOR = ir.VectorType(_FLOAT, LANES)
+_WORDS = ir.VectorType(_INTEGER, LANES)
+
+
+@intrinsic
+def multiply(context, storage, kind, rows, columns, factors, places, ahead, sums, terms):  # type: ignore[no-untyped-def]
+    """sums[i, c] = sum of factors[i, t] * stored[t, c] over t, for up to ROWS rows and COLUMNS columns.
+
+    storage: the array of which `stored` is a part, for its dtype; its terms lie in groups (kv_layout.py),
+    and `terms` counts these. kind: an array of the factors' dtype. factors, places (of `stored`), sums: the
+    address of the first number and the distance of two rows in bytes. columns: COLUMNS or half of it.
+    ahead: an address; what lies there as `stored` does is brought into the second-level cache.
+
+    All sums are in vector registers from the first term to the last, and each is taken in the order of its
+    terms, by the same operations wherever its column and its row lie.
+    """
+    is_word = isinstance(storage.dtype, types.Integer), isinstance(kind.dtype, types.Integer)
+    pair = numba.typeof((0, 0))
+
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        _, _, rows, columns, factors, places, ahead, sums, terms = arguments
+        pairs = [builder.extract_value(part, i) for part in (factors, places, sums) for i in range(2)]
+        end = builder.append_basic_block("end")
+        key = builder.add(builder.mul(rows, _ADDRESS(1024)), columns)
+        cases = builder.switch(key, end)
+        for count in range(1, ROWS + 1):
+            for vectors in (1, 2):
+                block = builder.append_basic_block("case")
+                cases.add_case(_ADDRESS(1024 * count + LANES * vectors), block)
+                with builder.goto_block(block):
+                    _emit_product(builder, count, vectors, is_word, pairs, ahead, terms)
+                    builder.branch(end)
+        builder.position_at_end(end)
+        return context.get_dummy_value()
+
+    numbers = types.intp, types.intp, pair, pair, types.intp, pair, types.intp
+    return types.void(storage, kind, *numbers), generate
+
+
+def _emit_product(
+    builder: ir.IRBuilder,
+    rows: int,
+    vectors: int,
+    is_word: tuple[bool, bool],
+    pairs: list[Any],
+    ahead: Any,
+    terms: Any,
+) -> None:
+    """The instructions of `multiply` for so many rows, and vectors of columns.
+
+    is_word: whether what is stored, and the factors, are bfloat16, two in a word.
+    """
+    factors, factors_step, places, places_step, sums, sums_step = pairs
+    byte = ir.IntType(8)
+    kind = ir.FunctionType(ir.VoidType(), [byte.as_pointer(), _INTEGER, _INTEGER, _INTEGER])
+    prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+
+    def pointer(address: Any, offset: int, kind: Any) -> Any:
+        return builder.inttoptr(builder.add(address, _ADDRESS(offset)), kind.as_pointer())
+
+    def row(address: Any, step: Any, index: Any) -> Any:
+        return builder.add(address, builder.mul(step, index))
+
+    totals = [[cgutils.alloca_once(builder, _VECTOR) for _ in range(vectors)] for _ in range(rows)]
+    for total in (total for line in totals for total in line):
+        builder.store(ir.Constant(_VECTOR, None), total)
+    with cgutils.for_range(builder, terms) as loop:
+        columns = []
+        for vector in range(vectors):
+            offset = 4 * LANES * vector
+            near = pointer(row(ahead, places_step, loop.index), offset, byte)
+            builder.call(
+                prefetch, [near, _INTEGER(0), _INTEGER(2), _INTEGER(1)]
+            )  # to read, second level, data
+            words = builder.load(pointer(row(places, places_step, loop.index), offset, _WORDS), align=4)
+            columns.append([words] if is_word[1] else _widened_words(builder, words, is_word[0]))
+        members = len(columns[0])
+        for i in range(rows):
+            own = row(row(factors, factors_step, _ADDRESS(i)), _ADDRESS(4 * members), loop.index)
+            for member in range(members):
+                factor = _in_every_lane(builder, builder.load(pointer(own, 4 * member, _INTEGER)))
+                for vector in range(vectors):
+                    total = builder.load(totals[i][vector])
+                    added = _added(builder, total, factor, columns[vector][member], is_word[1])
+                    builder.store(added, totals[i][vector])
+    for i in range(rows):
+        for vector in range(vectors):
+            place = pointer(row(sums, sums_step, _ADDRESS(i)), 4 * LANES * vector, _VECTOR)
+            builder.store(builder.load(totals[i][vector]), place, align=4)
+
+
+def _added(builder: ir.IRBuilder, total: Any, factor: Any, column: Any, is_word: bool) -> Any:
+    """total + factor * column, all of them vectors; of words the sum of both products."""
+    if is_word:
+        kind = ir.FunctionType(_VECTOR, [_VECTOR, _WORDS, _WORDS])
+        dot = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512bf16.dpbf16ps.512")
+        return builder.call(dot, [total, factor, column])
+    product = builder.fmul(builder.bitcast(factor, _VECTOR), column, flags=("contract",))
+    return builder.fadd(total, product, flags=("contract",))
+
+
+def _widened_words(builder: ir.IRBuilder, words: Any, grouped: bool) -> list[Any]:
+    """Vectors of float32: of the lower and of the upper bfloat16 of each word, or of the word itself."""
+    if not grouped:
+        return [builder.bitcast(words, _VECTOR)]
+    lower = builder.shl(words, ir.Constant(_WORDS, [16] * LANES))
+    upper = builder.and_(words, ir.Constant(_WORDS, [0xFFFF0000] * LANES))
+    return [builder.bitcast(half, _VECTOR) for half in (lower, upper)]
+
+
+def _in_every_lane(builder: ir.IRBuilder, word: Any) -> Any:
+    nothing = ir.Constant(_WORDS, ir.Undefined)
+    first = builder.insert_element(nothing, word, _INTEGER(0))
+    return builder.shuffle_vector(first, nothing, ir.Constant(_WORDS, [0] * LANES))
