@@ -141,6 +141,38 @@ def test_guesses_that_were_not_offered_are_judged_too() -> None:
     assert sum(drafter.trust.accepted.values()) > 0
 
 
+def test_where_nothing_jumps_forced_text_is_drafted_as_far_as_the_model_cuts_it_alike() -> None:
+    drafter = Drafter(TOKENS, RETOKENIZER)
+
+    def write_forced(cut_alike: bool) -> int:
+        """How many drafts are offered at the start of a row whose model cuts what is forced in its way."""
+        matcher = TemplateMatcher(RECORD, TOKENS)
+        sequence = Sequence(Request("r", TOKENS.encode("Hello. "), matcher, 60), 60, can_jump=False)
+        drafter.draft(sequence, 2.0)
+        offered = len(sequence.drafts)
+        for _ in range(4):
+            drafter.draft(sequence, 2.0)
+            rest = RECORD[0][len(sequence.text) :]
+            assert isinstance(rest, bytes)
+            token = (TOKENS.encode(rest.decode()) if cut_alike else TOKENS.encode(chr(rest[0])))[0]
+            if sequence.drafts:
+                drafter.record(sequence, sequence.certain, sequence.drafts[0] == token)
+            start = len(sequence.text)
+            sequence.matcher.accept_token(token)
+            sequence.append(token, TOKENS.token_bytes(token))
+            drafter.learn(sequence, start, token)
+        return offered
+
+    assert TOKENS.encode('{"')[0] != TOKENS.encode("{")[0]
+    assert write_forced(cut_alike=False) > 0
+    for _ in range(20):
+        last = write_forced(cut_alike=False)
+    assert last == 0
+    for _ in range(300):
+        last = write_forced(cut_alike=True)
+    assert last > 0
+
+
 class LimitedMatcher(TemplateMatcher):
     """A grammar that passes its memory limit soon."""
 
