@@ -23,6 +23,8 @@ from torch import Tensor
 from jfbatch.engine import cpu_kernels
 
 NO_WINDOW = 1 << 40
+# Tokens times positions that a thread attends to sooner than it could wake another one: about 50 us.
+_LEAST_WORK = 1500
 _NOTHING: NDArray[np.float32] = np.empty(0, np.float32)
 
 
@@ -118,13 +120,14 @@ def shared_out(
 ) -> list[NDArray[np.int64]]:
     """The spans of a step in one part for each thread, by default torch's, of about the same work.
 
-    All spans of a slot are in one part, in their order.
+    All spans of a slot are in one part, in their order. Parts are fewer where a thread would have too little.
     """
     slots: dict[int, list[tuple[int, int, int, int, bool]]] = {}
     for span in spans:
         slots.setdefault(span[0], []).append(span)
     work = {slot: sum(span[3] * (span[1] + span[3]) for span in own) for slot, own in slots.items()}
-    parts = evenly(work, max(1, min(threads or torch.get_num_threads(), len(slots))))
+    worth = sum(work.values()) // _LEAST_WORK
+    parts = evenly(work, max(1, min(threads or torch.get_num_threads(), len(slots), worth)))
     return [
         np.array([span for slot in part for span in slots[slot]], np.int64).reshape(-1, 5) for part in parts
     ]
