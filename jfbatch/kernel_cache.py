@@ -9,6 +9,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -39,12 +40,12 @@ def kept_under_the_source_of(directory: Path, *modules: str) -> Path:
 def compiled(function: Kernel, kept: Path | None = None, **options: Any) -> Kernel:
     """`function` compiled on its first call, without the GIL.
 
-    kept: the directory for it, or one of its name in $NUMBA_CACHE_DIR, where that is set; None, or where
-    nothing can be written to it: what numba chooses. options: of numba.njit.
+    kept: the directory for it; or one of its name, in $NUMBA_CACHE_DIR where that is set, else in the user's
+    cache where nothing can be written. None: what numba chooses. options: of numba.njit.
     """
     given = numba.config.CACHE_DIR
     if kept is not None:
-        numba.config.CACHE_DIR = str(Path(given) / kept.name) if given else _writable(kept)
+        numba.config.CACHE_DIR = _place_of(kept, given)
     try:
         return _compiled(function, options)
     finally:
@@ -52,12 +53,16 @@ def compiled(function: Kernel, kept: Path | None = None, **options: Any) -> Kern
 
 
 @cache
-def _writable(directory: Path) -> str:
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return ""
-    return str(directory) if os.access(directory, os.W_OK) else ""
+def _place_of(kept: Path, given: str) -> str:
+    """The first of the places for `kept` that can be written to; "" where there is none."""
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    places = [kept, Path(home) / "jfbatch" / kept.name]
+    for place in [Path(given) / kept.name, *places] if given else places:
+        with suppress(OSError):
+            place.mkdir(parents=True, exist_ok=True)
+            if os.access(place, os.W_OK):
+                return str(place)
+    return ""
 
 
 def _compiled(function: Kernel, options: dict[str, Any]) -> Kernel:

@@ -7,24 +7,29 @@ from __future__ import annotations
 
 from typing import Any
 
-import llvmlite.binding
 import numba
 from llvmlite import ir
 from numba.core import cgutils, types
+from numba.core.registry import cpu_target
 from numba.extending import intrinsic
+
+
+def _features() -> set[str]:
+    """What the machine has that numba compiles for: this one, but for what numba was told to leave out."""
+    return set(cpu_target.target_context.codegen().magic_tuple()[2].split(","))
 
 
 def _registers() -> tuple[int, int]:
     """float32 numbers in a vector of this machine, and the rows of two sums each that its registers hold."""
-    features = llvmlite.binding.get_host_cpu_features()
-    if features.get("avx512f"):
+    features = _features()
+    if "+avx512f" in features:
         return 16, 9
-    return (8, 4) if features.get("avx") else (4, 4)
+    return (8, 4) if "+avx" in features else (4, 4)
 
 
 LANES, ROWS = _registers()
 COLUMNS = 2 * LANES
-HAS_DOTS = LANES == 16 and bool(llvmlite.binding.get_host_cpu_features().get("avx512bf16"))
+HAS_DOTS = LANES == 16 and "+avx512bf16" in _features()
 
 _FLOAT, _INTEGER, _ADDRESS = ir.FloatType(), ir.IntType(32), ir.IntType(64)
 _VECTOR = ir.VectorType(_FLOAT, LANES)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from unittest.mock import patch
 
 import pytest
@@ -14,6 +18,7 @@ from jfbatch.engine import attention
 from jfbatch.engine.attention import Span, StepLayout, packed_attention
 from jfbatch.engine.kv_cache import SlotPool
 from jfbatch.errors import ModelError
+from tests.run_command import ROOT
 
 HEADS, KV_HEADS = 6, 2
 
@@ -119,6 +124,31 @@ def test_every_row_attends_to_its_own_past_alone(
             tolerance = 1e-5 if computed == torch.float32 else 3e-2
             assert output.dtype == computed
             assert torch.allclose(output[0, token].float(), expected, atol=tolerance)
+
+
+LESS_THAN_THE_HOST = """
+from jfbatch.engine.vector_products import HAS_DOTS
+assert not HAS_DOTS
+import torch
+from tests.engine.test_engine import random_llama
+from jfbatch.engine.runner import Runner, Segment
+runner = Runner(random_llama().to(torch.bfloat16))
+with torch.inference_mode():
+    runner.pool.resize(1, 64)
+    print(bool(runner.forward([Segment(0, 0, list(range(20)), [19])]).isfinite().all()))
+"""
+
+
+def test_numba_may_be_told_to_use_less_than_the_machine_has(tmp_path: Path) -> None:
+    environment = {"PYTHONPATH": str(ROOT), "NUMBA_CACHE_DIR": str(tmp_path), "NUMBA_CPU_NAME": "generic"}
+    done = subprocess.run(
+        [sys.executable, "-c", LESS_THAN_THE_HOST],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, **environment},
+    )
+    assert done.stdout == "True\n", done.stderr
 
 
 def test_what_a_packed_step_cannot_give_is_refused() -> None:
