@@ -72,10 +72,10 @@ def _compiled(function: Kernel, options: dict[str, Any]) -> Kernel:
         _tell(error)
         in_memory: Kernel = numba.njit(nogil=True, **options)(function)
         return in_memory
-    kept = getattr(kernel, "_cache", None)  # there is none where NUMBA_DISABLE_JIT is set
-    if kept is not None:
-        kept.load_overload = _unless_the_disk_refuses(kept.load_overload)
-        kept.save_overload = _unless_the_disk_refuses(kept.save_overload)
+    on_disk = getattr(kernel, "_cache", None)  # there is none where NUMBA_DISABLE_JIT is set
+    if on_disk is not None:
+        on_disk.load_overload = _unless_the_disk_refuses(on_disk.load_overload)
+        on_disk.save_overload = _unless_the_disk_refuses(on_disk.save_overload)
     return kernel
 
 

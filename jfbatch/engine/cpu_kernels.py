@@ -21,7 +21,6 @@ from jfbatch.kernel_cache import Kernel, compiled, kept_under_the_source_of
 
 NO_SINK = np.float32(-3e38)
 
-
 _KEPT = kept_under_the_source_of(Path(__file__).parent, "vector_products", "cpu_kernels")
 _LOG2E = np.float32(1.4426950408889634)
 _LN2 = np.float32(0.6931471805599453)
@@ -181,9 +180,10 @@ def attend(
                     turn = rotation[0][token], rotation[1][token]
                     source = projected[0][token, columns[0] + head * key_dim :]
                     _prepare(source, factors[0], epsilon, turn, rows[row - begin, :key_dim])
-                    if not attends:
+                    if attends:
+                        _scale(rows[row - begin], np.float32(1), queries[row - begin])
+                    else:
                         _move(rows[row - begin], output[token, head, :key_dim])
-                    _scale(rows[row - begin], np.float32(1), queries[row - begin])
                 if attends:
                     limits = start, begin, end, share, window
                     rules = scaling, softcap, sinks[kv * share : (kv + 1) * share]

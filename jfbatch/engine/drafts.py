@@ -87,10 +87,9 @@ class Drafter:
             if forced := sequence.matcher.forced_bytes():
                 start = len(draft.text)
                 jumps = sequence.can_jump and start > len(sequence.text)
-                certain = _FORCED if sequence.can_jump else self.trust.share("forced", _FORCED)
                 if jumps and likely < (1 - likely) * price * self._tokens(forced):
                     return
-                likely *= certain
+                likely *= _FORCED if sequence.can_jump else self.trust.share("forced", _FORCED)
                 if not sequence.can_jump and likely < (1 - likely) * price:
                     memory.watched = (start, "forced", self._first_token(forced))
                     return
@@ -188,8 +187,8 @@ class Drafter:
                 if source == "forced":  # its bytes are right, its tokens perhaps not
                     right = data == guessed
                 else:
-                    right = data.startswith(guessed)
-                    right |= not source.startswith("held") and guessed.startswith(data)
+                    begun = guessed.startswith(data) and not source.startswith("held")
+                    right = begun or data.startswith(guessed)
                 self.trust.record(source, right)
         text = sequence.text
         before = bytes(text[max(start - CONTEXT, 0) : start])

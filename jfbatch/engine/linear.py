@@ -29,17 +29,16 @@ class PackedLinear(nn.Module):
         """[..., in] -> [..., out], in the dtype of the weights; `added` [..., out] is added."""
         if inputs.numel() == 0:
             return inputs.new_empty(*inputs.shape[:-1], self.out_features)
-        rows = inputs.numel() // self.in_features
-        shape = *inputs.shape[:-1], self.out_features
-        if rows < FEWEST:
-            inputs = _in_company(inputs)
-            added = None if added is None else _in_company(added)
         output: Tensor
+        rows = inputs.numel() // self.in_features
+        if rows < FEWEST:
+            output = self(_in_company(inputs), None if added is None else _in_company(added))
+            return output[:rows].view(*inputs.shape[:-1], self.out_features)
         if added is None:
             output = torch.ops.mkldnn._linear_pointwise(inputs, self._packed, self.bias, "none", [], "")
         else:
             output = torch.ops.mkldnn._linear_pointwise.binary(inputs, added, self._packed, self.bias, "add")
-        return output[:rows].view(shape) if rows < FEWEST else output
+        return output
 
 
 def _in_company(rows: Tensor) -> Tensor:

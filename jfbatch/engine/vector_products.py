@@ -103,9 +103,8 @@ def _emit_product(
         for vector in range(vectors):
             offset = 4 * LANES * vector
             near = pointer(row(ahead, places_step, loop.index), offset, byte)
-            builder.call(
-                prefetch, [near, _INTEGER(0), _INTEGER(2), _INTEGER(1)]
-            )  # to read, second level, data
+            how = _INTEGER(0), _INTEGER(2), _INTEGER(1)  # to read, second level, data
+            builder.call(prefetch, [near, *how])
             words = builder.load(pointer(row(places, places_step, loop.index), offset, _WORDS), align=4)
             columns.append([words] if is_word[1] else _widened_words(builder, words, is_word[0]))
         members = len(columns[0])

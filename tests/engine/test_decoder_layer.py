@@ -98,18 +98,30 @@ def test_a_token_alone_has_the_logits_it_has_in_company() -> None:
     assert torch.equal(runner.forward(segments[1:]), together[1:])
 
 
-class Halved(LlamaDecoderLayer):
-    """Has the parts of a Llama layer, and adds half of what that adds."""
+class Lessened(LlamaDecoderLayer):
+    """Has the parts of a Llama layer, and adds nine tenths of what that adds."""
 
     def forward(self, hidden_states: Tensor, *arguments: Any, **keywords: Any) -> Tensor:
         whole = super().forward(hidden_states, *arguments, **keywords)
-        return (hidden_states + whole) / 2
+        return hidden_states + 0.9 * (whole - hidden_states)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_layer_that_adds_a_little_less_is_left_alone(dtype: torch.dtype) -> None:
+    odd = made("llama", torch.float32)
+    odd.model.layers[1] = Lessened(odd.config, 1)
+    assert [type(layer) is DecoderLayer for layer in layers_of(Runner(odd.to(dtype)))] == [True, False, True]
+
+
+def test_rounding_alone_leaves_no_layer_out() -> None:
+    wide = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8, "num_key_value_heads": 4}
+    for seed in range(6):
+        torch.manual_seed(seed)
+        model = LlamaForCausalLM(LlamaConfig(**{**SHAPE, **wide})).to(torch.bfloat16)
+        assert all(isinstance(layer, DecoderLayer) for layer in layers_of(Runner(model)))
 
 
 def test_what_computes_something_else_is_left_alone() -> None:
-    odd = made("llama", torch.float32)
-    odd.model.layers[1] = Halved(odd.config, 1)
-    assert [type(layer) is DecoderLayer for layer in layers_of(Runner(odd))] == [True, False, True]
     gemma = Runner(Gemma2ForCausalLM(Gemma2Config(**SHAPE, head_dim=8)))
     assert not any(isinstance(layer, DecoderLayer) for layer in layers_of(gemma))
     half = Runner(made("llama", torch.float16))
