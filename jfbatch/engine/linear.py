@@ -32,7 +32,7 @@ class PackedLinear(nn.Module):
         output: Tensor
         rows = inputs.numel() // self.in_features
         if rows < FEWEST:
-            output = self(_in_company(inputs), None if added is None else _in_company(added))
+            output = self.forward(_in_company(inputs), None if added is None else _in_company(added))
             return output[:rows].view(*inputs.shape[:-1], self.out_features)
         if added is None:
             output = torch.ops.mkldnn._linear_pointwise(inputs, self._packed, self.bias, "none", [], "")
