@@ -17,8 +17,9 @@ import bench.first  # noqa: F401 - before torch
 # isort: split
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from jfbatch.engine.linear import pack_linears
 from jfbatch.engine.runner import Segment
 
 _SIDE = {"cpu": 3072, "cuda": 8192}  # of the square matrices multiplied for the peak
@@ -60,14 +61,10 @@ class Shape:
     @staticmethod
     def of(model: Any, dtype: torch.dtype, kv_bytes_per_token: int) -> Shape:
         """Of a transformers model, packed or not."""
-        head = model.get_output_embeddings()
-        sizes = {
-            id(module): module.in_features * module.out_features
-            for module in model.modules()
-            if hasattr(module, "in_features") and hasattr(module, "out_features") and module is not head
-        }
+        layers, head = linear_shapes(model)
         return Shape(
-            sum(sizes.values()), head.in_features * head.out_features, dtype.itemsize, kv_bytes_per_token
+            sum(rows * columns for rows, columns in layers),
+            *(head[0] * head[1], dtype.itemsize, kv_bytes_per_token),
         )
 
     def work(self, segments: Sequence[Segment]) -> Work:
@@ -78,6 +75,18 @@ class Shape:
         flops = 2.0 * (tokens * self.layer_weights + logits * self.head_weights)
         weights = self.layer_weights + (self.head_weights if logits else 0)
         return Work(flops, weights * self.weight_bytes, read * self.kv_bytes_per_token)
+
+
+def linear_shapes(model: Any) -> tuple[list[tuple[int, int]], tuple[int, int]]:
+    """[out, in] of a model's linear layers, and of its LM head; packed, stacked or neither."""
+    head = model.get_output_embeddings()
+    shapes: list[tuple[int, int]] = []
+    for module in model.modules():
+        if hasattr(module, "linear_shapes"):
+            shapes += module.linear_shapes
+        elif hasattr(module, "in_features") and hasattr(module, "out_features") and module is not head:
+            shapes.append((module.out_features, module.in_features))
+    return shapes, (head.out_features, head.in_features)
 
 
 def measure_hardware(device: torch.device, dtype: torch.dtype, scale: float = 1.0) -> Hardware:
@@ -104,31 +113,29 @@ def _times(action: Callable[[], Tensor], device: torch.device, rounds: int) -> l
 
 
 class BareLinears:
-    """The time of the model's own linear layers alone, at any number of tokens and logits."""
+    """What the model's linear layers would take alone by oneDNN, at any number of tokens and logits."""
 
     def __init__(self, model: Any, dtype: torch.dtype) -> None:
-        head = model.get_output_embeddings()
-        layers = [
-            module
-            for module in model.modules()
-            if hasattr(module, "in_features") and hasattr(module, "out_features") and module is not head
-        ]
-        self._layers = {count: self._time(layers, count, dtype) for count in _TOKEN_COUNTS}
-        self._head = {count: self._time([head], count, dtype) for count in _TOKEN_COUNTS}
+        layers, head = linear_shapes(model)
+        self._layers = self._times(layers, dtype)
+        self._head = self._times([head], dtype)
 
     @staticmethod
-    def _time(modules: list[Any], tokens: int, dtype: torch.dtype) -> float:
-        inputs = {
-            module.in_features: torch.randn(1, tokens, module.in_features).to(dtype) for module in modules
-        }
+    def _times(shapes: list[tuple[int, int]], dtype: torch.dtype) -> dict[int, float]:
+        linears = nn.ModuleList(nn.Linear(*shape[::-1], bias=False, dtype=dtype) for shape in shapes)
+        pack_linears(linears)
 
-        def once() -> Tensor:
-            for module in modules:
-                output: Tensor = module(inputs[module.in_features])
+        def once(inputs: dict[int, Tensor]) -> Tensor:
+            for linear in linears:
+                output: Tensor = linear(inputs[linear.in_features])
             return output
 
+        times = {}
         with torch.inference_mode():
-            return median(_times(once, torch.device("cpu"), 3))
+            for count in _TOKEN_COUNTS:
+                inputs = {width: torch.randn(1, count, width).to(dtype) for _, width in shapes}
+                times[count] = median(_times(lambda given=inputs: once(given), torch.device("cpu"), 3))
+        return times
 
     def seconds(self, tokens: int, logits: int) -> float:
         """Of one step, interpolated between the token counts that were measured."""

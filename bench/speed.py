@@ -3,7 +3,7 @@
 Prints rows/s, tokens/s, CPU seconds, steps, forward passes per output token, padding, and how near decode
 steps come to the floor: the least time that this machine, measured in the same run, needs for their
 multiplications and their reading (bench/hardware.py). "Linears" is the share of a decode step that the
-model's own linear layers would take alone.
+model's linear layers would take alone by oneDNN.
 """
 
 from __future__ import annotations

@@ -129,6 +129,7 @@ class StepLayout:
     ) -> None:
         self.pool = pool
         self.wanted = wanted
+        self.threads = threads or torch.get_num_threads()
         self.used_slots = max(span.slot for span in spans) + 1
         self.attention_calls = 0
         device = pool.device
@@ -145,11 +146,11 @@ class StepLayout:
         self.rules: dict[int, Rules] = {}  # what each layer has asked for
         self._rotation: tuple[Tensor, tuple[NDArray[np.float32], NDArray[np.float32]]] | None = None
         if self.compiled:
-            self._divide(spans, threads)
+            self._divide(spans)
         else:
             self._group(spans)
 
-    def _divide(self, spans: Sequence[Span], threads: int | None) -> None:
+    def _divide(self, spans: Sequence[Span]) -> None:
         """Prompts beyond the kernel's reach attend in blocks, all else by the kernel.
 
         Where a token goes depends on its place in its row alone, and so does its rounding.
@@ -163,7 +164,7 @@ class StepLayout:
             for part, attends in ((near, True), (far, False), (output, True)):
                 if part.count:
                     divided.append((part.slot, part.start, part.first, part.count, attends))
-        self.parts = cpu_attention.shared_out(divided, threads)
+        self.parts = cpu_attention.shared_out(divided, self.threads)
 
     def _group(self, spans: Sequence[Span]) -> None:
         buckets: dict[int, list[Span]] = {}

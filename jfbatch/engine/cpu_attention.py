@@ -8,12 +8,12 @@ token in a thousand did.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -22,9 +22,13 @@ from torch import Tensor
 
 from jfbatch.engine import cpu_kernels
 
+Piece = TypeVar("Piece", bound=Hashable)
+
 NO_WINDOW = 1 << 40
 # Tokens times positions that a thread attends to sooner than it could wake another one: about 50 us.
 _LEAST_WORK = 1500
+# Fewer slots than these for each thread may be too unequal to share them out whole.
+_FEW_SLOTS = 4
 _NOTHING: NDArray[np.float32] = np.empty(0, np.float32)
 
 
@@ -78,8 +82,9 @@ def attend(
     heads: of the queries.
     keys, values: the storage as kv_layout.py has it for the kernel, in a dtype that `can_attend`; its length
         is a multiple of kv_cache.GROWTH.
-    parts: one per thread, int64 [spans, 5]: (slot, start, first, count, whether they attend) says that
-        tokens first.. sit at positions start.. of that slot. No slot is in two parts.
+    parts: one per thread, int64 [spans, 7]: (slot, start, first, count, whether they attend, member, members)
+        says that tokens first.. sit at positions start.. of that slot, and which share of the kv heads is
+        meant: member 0 of 1 for all. No head of a slot is in two parts.
 
     Returns [tokens, heads, value dim] in the dtype of the queries. For spans that do not attend it holds
     their queries, normalised and rotated, where these are as wide.
@@ -120,27 +125,30 @@ def shared_out(
 ) -> list[NDArray[np.int64]]:
     """The spans of a step in one part for each thread, by default torch's, of about the same work.
 
-    All spans of a slot are in one part, in their order. Parts are fewer where a thread would have too little.
+    All spans of a slot are in one part, in their order, or of a share of its heads where slots are few. Parts
+    are fewer where a thread would have too little.
     """
     slots: dict[int, list[tuple[int, int, int, int, bool]]] = {}
     for span in spans:
         slots.setdefault(span[0], []).append(span)
     work = {slot: sum(span[3] * (span[1] + span[3]) for span in own) for slot, own in slots.items()}
-    worth = sum(work.values()) // _LEAST_WORK
-    parts = evenly(work, max(1, min(threads or torch.get_num_threads(), len(slots), worth)))
+    count = max(1, min(threads or torch.get_num_threads(), sum(work.values()) // _LEAST_WORK))
+    shares = count if len(slots) < _FEW_SLOTS * count else 1
+    pieces = {(slot, share): effort / shares for slot, effort in work.items() for share in range(shares)}
     return [
-        np.array([span for slot in part for span in slots[slot]], np.int64).reshape(-1, 5) for part in parts
+        np.array([(*span, share, shares) for slot, share in part for span in slots[slot]], np.int64)
+        for part in evenly(pieces, count)
     ]
 
 
-def evenly(work: Mapping[int, float], count: int) -> list[list[int]]:
-    """The slots in so many parts of about the same work: the largest first, each to the least busy part."""
-    parts: list[list[int]] = [[] for _ in range(count)]
+def evenly(work: Mapping[Piece, float], count: int) -> list[list[Piece]]:
+    """The pieces in so many parts of about the same work: the largest first, each to the least busy part."""
+    parts: list[list[Piece]] = [[] for _ in range(count)]
     busy = [0.0] * count
-    for slot in sorted(work, key=lambda slot: -work[slot]):
+    for piece in sorted(work, key=lambda piece: -work[piece]):
         least = busy.index(min(busy))
-        parts[least].append(slot)
-        busy[least] += work[slot]
+        parts[least].append(piece)
+        busy[least] += work[piece]
     return parts
 
 
@@ -167,4 +175,5 @@ def by_rows(kernel: Callable[..., None], arrays: Sequence[NDArray[Any]], parts: 
 
 @cache
 def _workers() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(thread_name_prefix="jfbatch-kernel")
+    """Threads enough for all that wait for each other, whatever the machine has."""
+    return ThreadPoolExecutor(64, thread_name_prefix="jfbatch-kernel")

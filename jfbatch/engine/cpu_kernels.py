@@ -132,14 +132,14 @@ def _scale_into(numbers, factor, scaled):  # type: ignore[no-untyped-def]  # num
 @_jit
 def attend(
     projected: tuple[Any, Any, Any],  # Q, K and V: [tokens, columns], as the model computes
-    columns: tuple[int, int, int],  # where in these the heads begin
+    columns: tuple[int | np.int64, int, int],  # where in these the heads begin
     rotation: tuple[NDArray[np.float32], NDArray[np.float32]],  # cosines, sines [tokens, head dim or 0]
     factors: tuple[NDArray[np.float32], NDArray[np.float32]],  # of the norms of Q and K: [head dim] or empty
     epsilon: np.float32,
     key_dim: int,
     keys: Any,  # [slots, kv heads, key dim / group, length, group]; group: 2 of bfloat16, 1 of float32
     values: Any,  # [slots, kv heads, length / group, value dim, group]; value dim padded to vectors
-    spans: NDArray[np.int64],  # [spans, 5]: slot, start, first token, count, whether they attend
+    spans: NDArray[np.int64],  # [spans, 7]: as cpu_attention.attend has them
     scaling: np.float32,
     window: int,
     softcap: np.float32,  # 0 for none
@@ -158,8 +158,9 @@ def attend(
     weights = _as_factors(scores, projected[0], values)
     sums = np.empty((ROWS, values.shape[3]), np.float32)
     for index in range(len(spans)):
-        slot, start, first, count, attends = spans[index]
-        for kv in range(kv_heads):
+        slot, start, first, count, attends, member, members = spans[index]
+        last = kv_heads * (member + 1) // members
+        for kv in range(kv_heads * member // members, last):
             past = keys[slot, kv], values[slot, kv]
             for token in range(first, first + count):
                 place = start + token - first
@@ -169,8 +170,9 @@ def attend(
                 _store_key(rows[0], past[0][:, place])
                 source = projected[2][token, columns[2] + kv * value_dim :]
                 _move(source, past[1][place // group, :value_dim, place % group])
-            coming = spans[min(index + (kv + 1) // kv_heads, len(spans) - 1)][0]
-            ahead = keys[coming, (kv + 1) % kv_heads], values[coming, (kv + 1) % kv_heads]
+            follower = spans[index if kv + 1 < last else min(index + 1, len(spans) - 1)]
+            coming = kv + 1 if kv + 1 < last else kv_heads * follower[5] // follower[6]
+            ahead = keys[follower[0], coming], values[follower[0], coming]
             # The queries of this kv head, all heads of a token and then the next token's, so many at a time.
             parts = (count * share + ROWS - 1) // ROWS
             for part in range(parts):
@@ -337,12 +339,17 @@ def normalise(weight: NDArray[np.float32], epsilon: np.float32, rows: Any, outpu
 
 @_jit
 def gate(both: Any, output: Any) -> None:
-    """output = silu(gates) * rows, where silu(x) = x / (1 + exp(-x)). both: [tokens, gates and rows]."""
+    """`gate_row` for every row. both: [tokens, gates and rows side by side]."""
     width = output.shape[1]
     for index in range(len(both)):
-        gates, rows, result = both[index, :width], both[index, width:], output[index]
-        for j in range(width):
-            number = _widened(gates[j])
-            power = _exp(-abs(number))
-            share = (np.float32(1) if number >= 0 else power) / (np.float32(1) + power)
-            result[j] = _narrowed(number * share * _widened(rows[j]), output)
+        gate_row(both[index, :width], both[index, width:], output[index])
+
+
+@_jit
+def gate_row(gates: Any, row: Any, output: Any) -> None:
+    """output = silu(gates) * row, where silu(x) = x / (1 + exp(-x))."""
+    for j in range(len(output)):
+        number = _widened(gates[j])
+        power = _exp(-abs(number))
+        share = (np.float32(1) if number >= 0 else power) / (np.float32(1) + power)
+        output[j] = _narrowed(number * share * _widened(row[j]), output)

@@ -42,8 +42,8 @@ class Attention(nn.Module):
         norms = [getattr(attention, name, None) for name in _HEAD_NORMS]
         empty = np.empty(0, np.float32)
         query_factors, key_factors = (empty if norm is None else norm.factors for norm in norms)
-        self._factors = query_factors, key_factors
-        self._epsilon = max(0.0 if norm is None else float(norm.epsilon) for norm in norms)
+        self.factors = query_factors, key_factors
+        self.epsilon = max(0.0 if norm is None else float(norm.epsilon) for norm in norms)
 
     def forward(self, projected: Tensor, embeddings: tuple[Tensor, Tensor], step: StepLayout) -> Tensor:
         """[tokens, Q K V side by side] -> [tokens, heads * head dim]."""
@@ -54,8 +54,8 @@ class Attention(nn.Module):
         projections = Projections(
             *(projected, projected, projected, (self.head_dim, self.head_dim), columns),
             rotation=step.rotation(*embeddings),
-            factors=self._factors,
-            epsilon=self._epsilon,
+            factors=self.factors,
+            epsilon=self.epsilon,
         )
         output = attend(projections, self.heads, keys, values, step.parts, self.rules)
         attend_far(step, self.layer_idx, output, self.rules, output)
@@ -155,31 +155,45 @@ def has_known_parts(layer: Any) -> bool:
 
 
 def _proven(layer: Any, rotary: Any, kv_dtype: torch.dtype) -> DecoderLayer | None:
-    """A replacement that computes the same for two short rows; None where there is none."""
+    """A replacement that computes the same; None where there is none."""
     attention = layer.self_attn
-    dtype = attention.q_proj.weight.dtype
-    generator = torch.Generator().manual_seed(0)
-    rows = torch.randn(1, 9, attention.q_proj.in_features, generator=generator).to(dtype)
-    spans = [Span(0, 0, 0, 5), Span(1, 2, 5, 4)]
-    results = []
-    candidate = None
+    trial = Trial(rotary, attention.q_proj.weight, kv_dtype)
     try:
-        for _ in range(2):
-            pool = SlotPool(rows.device, kv_dtype, for_kernel=True)
-            pool.resize(2, 8)
-            step = StepLayout(pool, spans)
-            positions = step.positions.unsqueeze(0)
-            embeddings = rotary(rows, position_ids=positions)
-            computed = (candidate or layer)(
-                rows, position_embeddings=embeddings, position_ids=positions, use_cache=False, step=step
-            )
-            results.append(computed)
-            candidate = candidate or DecoderLayer(layer, step.rules[attention.layer_idx])
+        expected, step = trial.of(layer)
+        candidate = DecoderLayer(layer, step.rules[attention.layer_idx])
+        found, _ = trial.of(candidate)
     except _FAULTS:
         return None
-    expected, found = (result.float() for result in results)
-    added = (expected - rows.float()).norm(dim=-1)
-    relative, rounding = (1e-5, 1e-6) if dtype == torch.float32 else (2**-5, 2**-8)
-    error = (expected - found).norm(dim=-1)
-    alike = bool((error <= relative * added + rounding * expected.norm(dim=-1)).all())
-    return candidate if alike else None
+    return candidate if trial.agree(expected, found) else None
+
+
+class Trial:
+    """Two short rows, on which layers can be compared.
+
+    rotary: the model's module that positions are embedded by; weight [columns, width]: one of the layers'.
+    """
+
+    def __init__(self, rotary: Any, weight: Tensor, kv_dtype: torch.dtype) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.rows = torch.randn(1, 9, weight.shape[1], generator=generator).to(weight.dtype)
+        self._rotary = rotary
+        self._kv_dtype = kv_dtype
+
+    def of(self, layer: Any) -> tuple[Tensor, StepLayout]:
+        """What a layer makes of the rows, and the step in which it did."""
+        pool = SlotPool(self.rows.device, self._kv_dtype, for_kernel=True)
+        pool.resize(2, 8)
+        step = StepLayout(pool, [Span(0, 0, 0, 5), Span(1, 2, 5, 4)])
+        positions = step.positions.unsqueeze(0)
+        embeddings = self._rotary(self.rows, position_ids=positions)
+        computed: Tensor = layer(
+            self.rows, position_embeddings=embeddings, position_ids=positions, use_cache=False, step=step
+        )
+        return computed, step
+
+    def agree(self, expected: Tensor, found: Tensor) -> bool:
+        """Whether two results are the same but for rounding."""
+        added = (expected.float() - self.rows.float()).norm(dim=-1)
+        relative, rounding = (1e-5, 1e-6) if self.rows.dtype == torch.float32 else (2**-5, 2**-8)
+        error = (expected.float() - found.float()).norm(dim=-1)
+        return bool((error <= relative * added + rounding * expected.float().norm(dim=-1)).all())

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from jfbatch.engine import attention
-from jfbatch.engine.attention import Layout, Span
+from jfbatch.engine.attention import Layout, Span, StepLayout
 from jfbatch.engine.cpu_attention import can_attend
 from jfbatch.engine.decoder_layer import fuse_layers
+from jfbatch.engine.decoder_stack import stack_layers
 from jfbatch.engine.elementwise import fuse_elementwise
 from jfbatch.engine.graphs import CudaRecorder, Recorder, StepCounts
 from jfbatch.engine.kv_cache import SlotPool
-from jfbatch.engine.lanes import LanedLayout, laid_out, lay_lanes
 from jfbatch.engine.linear import pack_linears
 from jfbatch.engine.static_step import StaticSteps
 from jfbatch.engine.transfer import on_device
@@ -125,15 +125,12 @@ class Runner:
             reference = self._reference_logits()
         self.logits_share = _logits_share(model)
         self._switch_attention()
-        self._in_lanes = False
         if pack:
             if self.pool.for_kernel:
                 fuse_elementwise(model)
-                fused = fuse_layers(model, kv_dtype)
-                self._in_lanes = fused == self.layer_count
+                if fuse_layers(model, kv_dtype) == self.layer_count:
+                    stack_layers(model, kv_dtype)
             pack_linears(model)
-            if self._in_lanes:
-                lay_lanes(model)
         self._static: StaticSteps | None = None
         # Whether the last step took as long as such steps will: not where it was, or may be, recorded.
         self.typical = True
@@ -184,7 +181,7 @@ class Runner:
             tokens.index_copy_(0, on_device(late.places, torch.int64, self.device), late.ids)
         keep = on_device(wanted, torch.int64, self.device)
         some = keep if len(wanted) < len(flat) else None
-        layout = laid_out(self.pool, spans, some, torch.get_num_threads() if self._in_lanes else 1)
+        layout = StepLayout(self.pool, spans, some)
         return self._computed(tokens.unsqueeze(0), layout.positions.unsqueeze(0), keep, layout).float()
 
     def give_back(self) -> None:
@@ -194,9 +191,7 @@ class Runner:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _computed(
-        self, tokens: Tensor, positions: Tensor, keep: Tensor, layout: Layout | LanedLayout
-    ) -> Tensor:
+    def _computed(self, tokens: Tensor, positions: Tensor, keep: Tensor, layout: Layout) -> Tensor:
         """`_logits` of a step. Raises ModelError where a layer has not asked for its attention."""
         logits = self._logits(tokens, positions, keep, {"step": layout})
         if layout.attention_calls != self.layer_count:

@@ -1,0 +1,219 @@
+"""All decoder layers of the Llama kind as one module, on a CPU: a step's rows go through them in one call.
+
+Weights lie in panels of columns, as the products of vector_products.py read them. Both for one row and for
+two thousand these take less time than oneDNN's, before each of which there is a call, and threads to wake.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from jfbatch.engine import cpu_layers
+from jfbatch.engine.attention import StepLayout, attend_far
+from jfbatch.engine.barrier import Barrier
+from jfbatch.engine.cpu_attention import NO_WINDOW, in_parallel, stored
+from jfbatch.engine.decoder_layer import DecoderLayer, Trial
+from jfbatch.engine.vector_products import HAS_TILES, PANEL
+from jfbatch.errors import ModelError
+
+# More threads than these would wait for each other too long, or so it is feared: it has not been measured.
+MOST_THREADS = 8
+_NO_SPANS = np.empty((0, 7), np.int64)
+
+
+class DecoderStack(nn.Module):
+    """What decoder layers do, one after the other. `linear_shapes`: [out, in] of their linear layers.
+
+    layers: DecoderLayers that `can_stack`, on the CPU, their linear layers not packed. The list is emptied as
+    they are copied, so that no weight need be there twice.
+    """
+
+    def __init__(self, layers: list[DecoderLayer]) -> None:
+        super().__init__()
+        attentions = [layer.attention for layer in layers]
+        first = attentions[0]
+        self.heads, self.kv_heads, self.head_dim = first.heads, first.kv_heads, first.head_dim
+        self.rules = [(attention.layer_idx, attention.rules) for attention in attentions]
+        rules = [attention.rules for attention in attentions]
+        stacks = [
+            _PanelStack(len(layers), linear, parts)
+            for linear, parts in zip(_linears(layers[0]), (1, 1, 2, 1), strict=True)
+        ]
+        self.linear_shapes = [tuple(linear.weight.shape) for layer in layers for linear in _linears(layer)]
+        qkv, output, gated, down = (stack.arrays for stack in stacks)
+        self.layers = cpu_layers.Layers(
+            *(qkv, output, gated, down),
+            norms=np.array([[norm.factors for norm in _norms(layer)] for layer in layers]),
+            query_norms=np.array([attention.factors[0] for attention in attentions]),
+            key_norms=np.array([attention.factors[1] for attention in attentions]),
+            epsilons=np.array([_epsilons(layer) for layer in layers], np.float32),
+            scaling=np.array([rule.scaling for rule in rules], np.float32),
+            windows=np.array([NO_WINDOW if rule.window is None else rule.window for rule in rules], np.int64),
+            softcaps=np.array([rule.softcap or 0.0 for rule in rules], np.float32),
+            sinks=np.empty(0, np.float32),
+        )
+        for index in range(len(layers)):
+            for stack, linear in zip(stacks, _linears(layers.pop(0)), strict=True):
+                stack.take(index, linear)
+        self.spent: dict[str, float] = {}  # seconds of the last call, by what they went to
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        step: StepLayout | None = None,
+        attention_mask: Tensor | None = None,
+        **_: Any,
+    ) -> Tensor:
+        """[1, tokens, width] -> the same shape and dtype, as transformers calls a layer in a packed step.
+
+        Zeros for tokens without logits.
+        """
+        if step is None or position_embeddings is None or attention_mask is not None:
+            raise ModelError("decoder layers were not called as a packed step calls them")
+        step.attention_calls += len(self.rules)
+        way = _Way(self, hidden_states[0].clone(), position_embeddings, step)
+        if step.long:
+            for number, (layer, rules) in enumerate(self.rules):
+                way.go(2 * number, 2 * number + 1)
+                attend_far(step, layer, way.attended, rules, way.attended)
+                way.go(2 * number + 1, 2 * number + 2)
+        else:
+            way.go(0, 2 * len(self.rules))
+        self.spent = way.spent()
+        if step.wanted is None:
+            return way.rows.unsqueeze(0)
+        whole = torch.zeros_like(hidden_states)
+        whole[0, step.wanted] = way.rows[: len(step.wanted)]
+        return whole
+
+
+class _PanelStack:
+    """A linear layer of so many decoder layers, each as large as `like`.
+
+    parts: its columns are so many parts side by side, whose panels are to lie in turn.
+    """
+
+    def __init__(self, layers: int, like: nn.Linear, parts: int) -> None:
+        columns, terms = like.weight.shape
+        group = 4 // like.weight.itemsize
+        shape = layers, columns // PANEL // parts, parts, terms // group, PANEL, group
+        self._weights = torch.empty(shape, dtype=like.weight.dtype)
+        biases = np.zeros((layers, columns), np.float32)
+        self.arrays = cpu_layers.Panels(stored(self._weights.flatten(1, 2)), biases)
+
+    def take(self, layer: int, linear: nn.Linear) -> None:
+        """Copy the weights and the bias of a layer to its place."""
+        target = self._weights[layer]
+        panels, parts, terms, _, group = target.shape
+        source = linear.weight.view(parts, panels, PANEL, terms, group)
+        target.copy_(source.permute(1, 0, 3, 2, 4))
+        if linear.bias is not None:
+            bias = linear.bias.float().view(parts, panels, PANEL)
+            self.arrays.biases[layer] = bias.transpose(0, 1).flatten().numpy()
+
+
+class _Way:
+    """A step's way through a stack. rows [tokens, width] and what of them `attended`: as they are now."""
+
+    def __init__(
+        self, stack: DecoderStack, rows: Tensor, embeddings: tuple[Tensor, Tensor], step: StepLayout
+    ) -> None:
+        self.rows = rows
+        self.attended = rows.new_empty(len(rows), stack.heads, stack.head_dim)
+        self._layers = stack.layers
+        self._barrier = Barrier()
+        heads = stack.kv_heads, stack.head_dim, stack.head_dim
+        storage = [step.pool.layer(layer, *heads) for layer, _ in stack.rules]
+        wanted = torch.arange(len(rows)) if step.wanted is None else step.wanted
+        cosines, sines = step.rotation(*embeddings)
+        self._step = cpu_layers.Step(
+            rows=stored(rows),
+            projected=stored(rows.new_empty(len(rows), self._layers.qkv.biases.shape[1])),
+            attended=stored(self.attended),
+            inner=stored(rows.new_empty(len(rows), self._layers.gated.biases.shape[1] // 2)),
+            cosines=cosines,
+            sines=sines,
+            keys=stored(storage[0][0]),
+            values=stored(storage[0][1]),
+            addresses=np.array([[part.data_ptr() for part in pair] for pair in storage], np.int64),
+            wanted=wanted.numpy(),
+            barrier=self._barrier.numbers,
+        )
+        parts = [*step.parts, *[_NO_SPANS] * (step.threads - len(step.parts))]
+        self._own = [
+            cpu_layers.Own(
+                member=member,
+                members=len(parts),
+                spans=spans,
+                normed=stored(torch.empty_like(rows)),
+                both=stored(rows.new_empty(cpu_layers.BLOCK, 2 * PANEL)),
+                spent=np.zeros(len(cpu_layers.PARTS) + 2, np.int64),
+            )
+            for member, spans in enumerate(parts)
+        ]
+
+    def go(self, first: int, end: int) -> None:
+        """Take the rows through some halves of layers: up to attention, and what comes after it."""
+        in_parallel([partial(self._go_along, own, first, end) for own in self._own])
+
+    def _go_along(self, own: cpu_layers.Own, first: int, end: int) -> None:
+        try:
+            cpu_layers.through(self._layers, self._step, own, first, end)
+        except BaseException:
+            self._barrier.give_up()
+            raise
+
+    def spent(self) -> dict[str, float]:
+        """Seconds of the first thread, by what they went to."""
+        seconds = 1e-9 * self._own[0].spent
+        return dict(zip(cpu_layers.PARTS, seconds.tolist(), strict=False))
+
+
+@torch.inference_mode()
+def stack_layers(model: Any, kv_dtype: torch.dtype) -> bool:
+    """Make the decoder layers of a model one module, in place, where that is possible and computes the same.
+
+    Their linear layers must not have been packed.
+    """
+    base = getattr(model, model.base_model_prefix)
+    layers = list(base.layers)
+    if not can_stack(layers):
+        return False
+    trial = Trial(base.rotary_emb, layers[0].qkv_proj.weight, kv_dtype)
+    (expected, _), (found, _) = trial.of(layers[0]), trial.of(DecoderStack(layers[:1]))
+    if not trial.agree(expected, found):
+        return False
+    base.layers = nn.ModuleList()
+    base.layers.append(DecoderStack(layers))
+    return True
+
+
+def can_stack(layers: Sequence[Any]) -> bool:
+    """Whether a stack does what these layers do, and sooner: all of one shape, of whole panels."""
+    if torch.get_num_threads() > MOST_THREADS or not all(type(layer) is DecoderLayer for layer in layers):
+        return False
+    if any(layer.attention.rules.sinks is not None for layer in layers):
+        return False
+    shapes = {tuple(linear.weight.shape for linear in _linears(layer)) for layer in layers}
+    if len(shapes) > 1 or (HAS_TILES and layers[0].qkv_proj.weight.dtype == torch.bfloat16):
+        return False
+    return all(width % PANEL == 0 for shape in shapes.pop() for width in shape)
+
+
+def _linears(layer: Any) -> tuple[Any, ...]:
+    return layer.qkv_proj, layer.o_proj, layer.mlp.gate_up_proj, layer.mlp.down_proj
+
+
+def _norms(layer: Any) -> tuple[Any, Any]:
+    return layer.input_layernorm, layer.post_attention_layernorm
+
+
+def _epsilons(layer: Any) -> list[float]:
+    return [*(norm.epsilon for norm in _norms(layer)), layer.attention.epsilon]
