@@ -16,7 +16,7 @@ _LEAST, _MOST = 8.0, 4000.0
 _PRIOR_STEPS = 8.0
 _MEMORY = 200.0  # steps after which old ones count for little
 _OUTLIER = 3.0  # a step this many times slower than expected says nothing: something else ran
-_CAUTION = 1.5  # a row's step saved shortens the run only where that row is waited for
+_CAUTION = 1.2  # a row's step saved shortens the run only where that row is waited for
 _LOSS = 0.01  # share of the work that drafts may have cost in vain before they pause,
 _START = 4  # and fixed parts of steps on top of it, for what a run learns at its start
 
