@@ -9,7 +9,7 @@ token in a thousand did.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import pairwise
@@ -152,12 +152,36 @@ def evenly(work: Mapping[Piece, float], count: int) -> list[list[Piece]]:
     return parts
 
 
-def in_parallel(calls: Sequence[Callable[[], None]]) -> None:
-    """Make all calls, the first one in this thread; returns when all are done. They must release the GIL."""
-    others = [_workers().submit(call) for call in calls[1:]] if len(calls) > 1 else []
-    calls[0]()
+def in_parallel(calls: Sequence[Callable[[], object]], let_go: Callable[[], None] | None = None) -> None:
+    """Make all calls, the first one in this thread; returns when all are done. They must release the GIL.
+
+    let_go: called if one of them fails or cannot be made, for calls that wait for each other. Raises what one
+    of them raised, and RuntimeError where a thread cannot be started.
+    """
+    guarded = [partial(_call, call, let_go) for call in calls]
+    others: list[Future[None]] = []
+    try:
+        for call in guarded[1:]:
+            others.append(workers().submit(call))
+        guarded[0]()
+    except BaseException:
+        if let_go is not None:
+            let_go()
+        raise
+    finally:
+        for other in others:
+            other.exception()
     for other in others:
         other.result()
+
+
+def _call(call: Callable[[], object], let_go: Callable[[], None] | None) -> None:
+    try:
+        call()
+    except BaseException:
+        if let_go is not None:
+            let_go()
+        raise
 
 
 def by_rows(kernel: Callable[..., None], arrays: Sequence[NDArray[Any]], parts: int) -> None:
@@ -174,6 +198,6 @@ def by_rows(kernel: Callable[..., None], arrays: Sequence[NDArray[Any]], parts: 
 
 
 @cache
-def _workers() -> ThreadPoolExecutor:
+def workers() -> ThreadPoolExecutor:
     """Threads enough for all that wait for each other, whatever the machine has."""
     return ThreadPoolExecutor(64, thread_name_prefix="jfbatch-kernel")

@@ -150,8 +150,7 @@ def _share(count: int, member: int, members: int) -> Any:
 
 @_jit
 def _work(count: int, own: Own) -> Any:
-    """What of a linear layer of so many rows is this thread's: first and end of its rows, which share of all
-    columns it takes, and of how many."""
+    """What of a linear layer of so many rows is this thread's, as `linear` takes it."""
     if count >= _BY_ROWS * own.members:
         first, end = _share(count, own.member, own.members)
         return first, end, 0, 1
@@ -159,10 +158,11 @@ def _work(count: int, own: Own) -> Any:
 
 
 @_jit
-def _project(weights: Any, biases: Any, inputs: Any, output: Any, work: Any, onto: bool) -> None:
+def linear(weights: Any, biases: Any, inputs: Any, output: Any, work: Any, onto: bool) -> None:
     """A thread's share of output = inputs W^T + biases, on top of what it holds if `onto`.
 
-    weights, biases: a layer's of Panels; inputs [tokens, terms], output [tokens, columns].
+    weights, biases: a layer's of Panels; inputs [tokens, terms], output [tokens, columns]. work: the first
+    and the end of the rows, which share of the panels is meant, and of how many.
     """
     first, last = _share(len(weights), work[2], work[3])
     for base in range(work[0], work[1], BLOCK):
@@ -174,7 +174,7 @@ def _project(weights: Any, biases: Any, inputs: Any, output: Any, work: Any, ont
 
 @_jit
 def _panel(inputs: Any, weights: Any, biases: Any, output: Any, onto: bool) -> None:
-    """`_project` for all rows and one panel."""
+    """`linear` for all rows and one panel."""
     first, row = _place(inputs)
     result, step = _place(output)
     for few in range(0, len(inputs), FEW):
@@ -190,7 +190,7 @@ def _panel(inputs: Any, weights: Any, biases: Any, output: Any, onto: bool) -> N
 def _gate(weights: Any, biases: Any, inputs: Any, output: Any, work: Any, both: Any) -> None:
     """A thread's share of output = silu(gates) * numbers, whose panels a linear layer has in turn.
 
-    As `_project`; both: scratch [BLOCK, 2 * PANEL].
+    As `linear`; both: scratch [BLOCK, 2 * PANEL].
     """
     first, last = _share(len(weights) // 2, work[2], work[3])
     for base in range(work[0], work[1], BLOCK):
@@ -236,7 +236,7 @@ def _before_attention(layers: Layers, step: Step, own: Own, layer: int) -> bool:
     part = slice(work[0], work[1])
     normalise(layers.norms[layer, 0], layers.epsilons[layer, 0], step.rows[part], own.normed[part])
     _spend(own, _NORM)
-    _project(layers.qkv.weights[layer], layers.qkv.biases[layer], own.normed, step.projected, work, False)
+    linear(layers.qkv.weights[layer], layers.qkv.biases[layer], own.normed, step.projected, work, False)
     _spend(own, _LINEAR)
     if not _meet(step, own):
         return False
@@ -250,7 +250,7 @@ def _after_attention(layers: Layers, step: Step, own: Own, layer: int, count: in
     """The second half: output + rows, norm, gates, down + rows; for so many rows. False as above."""
     work = _work(count, own)
     part = slice(work[0], work[1])
-    _project(layers.output.weights[layer], layers.output.biases[layer], _flat(step), step.rows, work, True)
+    linear(layers.output.weights[layer], layers.output.biases[layer], _flat(step), step.rows, work, True)
     _spend(own, _LINEAR)
     if not _meet(step, own):
         return False
@@ -260,7 +260,7 @@ def _after_attention(layers: Layers, step: Step, own: Own, layer: int, count: in
     _spend(own, _GATED)
     if not _meet(step, own):
         return False
-    _project(layers.down.weights[layer], layers.down.biases[layer], step.inner, step.rows, work, True)
+    linear(layers.down.weights[layer], layers.down.biases[layer], step.inner, step.rows, work, True)
     _spend(own, _LINEAR)
     return _meet(step, own)
 

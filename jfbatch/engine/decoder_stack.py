@@ -42,7 +42,7 @@ class DecoderStack(nn.Module):
         self.rules = [(attention.layer_idx, attention.rules) for attention in attentions]
         rules = [attention.rules for attention in attentions]
         stacks = [
-            _PanelStack(len(layers), linear, parts)
+            PanelStack(len(layers), linear, parts)
             for linear, parts in zip(_linears(layers[0]), (1, 1, 2, 1), strict=True)
         ]
         self.linear_shapes = [tuple(linear.weight.shape) for layer in layers for linear in _linears(layer)]
@@ -94,7 +94,7 @@ class DecoderStack(nn.Module):
         return whole
 
 
-class _PanelStack:
+class PanelStack:
     """A linear layer of so many decoder layers, each as large as `like`.
 
     parts: its columns are so many parts side by side, whose panels are to lie in turn.
@@ -161,14 +161,9 @@ class _Way:
 
     def go(self, first: int, end: int) -> None:
         """Take the rows through some halves of layers: up to attention, and what comes after it."""
-        in_parallel([partial(self._go_along, own, first, end) for own in self._own])
-
-    def _go_along(self, own: cpu_layers.Own, first: int, end: int) -> None:
-        try:
-            cpu_layers.through(self._layers, self._step, own, first, end)
-        except BaseException:
-            self._barrier.give_up()
-            raise
+        arguments = [(self._layers, self._step, own, first, end) for own in self._own]
+        calls = [partial(cpu_layers.through, *own) for own in arguments]
+        in_parallel(calls, let_go=self._barrier.give_up)
 
     def spent(self) -> dict[str, float]:
         """Seconds of the first thread, by what they went to."""

@@ -14,6 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from torch import nn
 
+from jfbatch.engine.decoder_stack import DecoderStack
 from jfbatch.engine.elementwise import SiluGates
 
 Span = Callable[[str], AbstractContextManager[object]]
@@ -43,7 +44,8 @@ def watch_modules(model: Any, span: Span) -> int:
     """Put spans around the model's modules by what they do; returns how many modules have one.
 
     What is left of an attention module, less the linear layers inside it where it has any, is rotation, KV
-    writes and attention; of a gated layer, the activation; of the forward pass, embedding and the layout.
+    writes and attention; of a gated layer, the activation; of the forward pass, embedding and the layout. A
+    DecoderStack tells itself what its time went to, in its first thread.
     """
     head = model.get_output_embeddings()
     watched = 0
@@ -57,6 +59,8 @@ def watch_modules(model: Any, span: Span) -> int:
 def _kind(module: nn.Module, head: nn.Module | None) -> str | None:
     if module is head:
         return "LM head"
+    if isinstance(module, DecoderStack):
+        return "layers"
     if hasattr(module, "in_features") and hasattr(module, "out_features"):
         return "linear"
     if isinstance(module, SiluGates) or (hasattr(module, "gate_proj") and hasattr(module, "up_proj")):
@@ -67,7 +71,7 @@ def _kind(module: nn.Module, head: nn.Module | None) -> str | None:
 
 
 def _watch(module: nn.Module, name: str, span: Span) -> None:
-    running: defaultdict[int, list[AbstractContextManager[object]]] = defaultdict(list)  # by thread
+    running: defaultdict[int, list[Any]] = defaultdict(list)  # by thread
 
     def enter(*_arguments: Any) -> None:
         own = running[get_ident()]
@@ -75,7 +79,10 @@ def _watch(module: nn.Module, name: str, span: Span) -> None:
         own[-1].__enter__()
 
     def leave(*_arguments: Any) -> None:
-        running[get_ident()].pop().__exit__(None, None, None)
+        ended = running[get_ident()].pop()
+        if isinstance(module, DecoderStack):
+            ended.contain(module.spent)
+        ended.__exit__(None, None, None)
 
     module.register_forward_pre_hook(enter)
     module.register_forward_hook(leave)

@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -49,6 +49,17 @@ class Lane:
         """Seconds inside spans."""
         return sum(kind.own for kind in self.kinds.values())
 
+    def count(self, name: str, start: float, seconds: float, inside: float, most_events: int) -> None:
+        """A span has ended, of which so many seconds were inside others."""
+        if self.inner:
+            self.inner[-1] += seconds
+        total = self.kinds.setdefault(name, Kind())
+        total.calls += 1
+        total.whole += seconds
+        total.own += seconds - inside
+        if len(self.events) < most_events:
+            self.events.append((name, start, seconds))
+
 
 class _Span:
     """One piece of work being timed."""
@@ -63,20 +74,18 @@ class _Span:
         self._lane.inner.append(0.0)
         self._start = time.perf_counter()
 
+    def contain(self, parts: Mapping[str, float]) -> None:
+        """Count parts of the open span, measured elsewhere in seconds, as if one had followed the other."""
+        start = self._start
+        for name, seconds in parts.items():
+            self._lane.count(name, start, seconds, 0.0, self._trace.most_events)
+            start += seconds
+
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         seconds = time.perf_counter() - self._start
-        lane = self._lane
-        inside = lane.inner.pop()
-        if lane.inner:
-            lane.inner[-1] += seconds
-        total = lane.kinds.setdefault(self._name, Kind())
-        total.calls += 1
-        total.whole += seconds
-        total.own += seconds - inside
-        if len(lane.events) < self._trace.most_events:
-            lane.events.append((self._name, self._start, seconds))
+        self._lane.count(self._name, self._start, seconds, self._lane.inner.pop(), self._trace.most_events)
 
 
 class Trace:

@@ -122,6 +122,8 @@ def test_every_row_attends_to_its_own_past_alone(
                 sinks,
             )
             tolerance = 1e-5 if computed == torch.float32 else 3e-2
+            if computed == torch.bfloat16 and prompt > 20 and (has_sinks or softcap is not None):
+                tolerance = 8e-2  # far tokens' scores are bfloat16 then
             assert output.dtype == computed
             assert torch.allclose(output[0, token].float(), expected, atol=tolerance)
 

@@ -23,6 +23,7 @@ from transformers import (
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from jfbatch.engine.decoder_layer import DecoderLayer
+from jfbatch.engine.decoder_stack import DecoderStack
 from jfbatch.engine.runner import Runner, Segment
 
 SHAPE: dict[str, Any] = {
@@ -118,7 +119,7 @@ def test_rounding_alone_leaves_no_layer_out() -> None:
     for seed in range(6):
         torch.manual_seed(seed)
         model = LlamaForCausalLM(LlamaConfig(**{**SHAPE, **wide})).to(torch.bfloat16)
-        assert all(isinstance(layer, DecoderLayer) for layer in layers_of(Runner(model)))
+        assert all(isinstance(layer, DecoderStack) for layer in layers_of(Runner(model)))
 
 
 def test_what_computes_something_else_is_left_alone() -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from jfbatch.engine.decoder_stack import DecoderStack
 from jfbatch.engine.linear import PackedLinear, can_pack
 from jfbatch.engine.runner import Runner, Segment
 
@@ -19,13 +20,14 @@ LENGTH, PROMPT = 620, 600  # past the reach of the kernel, so that both ways of 
 
 
 @cache
-def runner(dtype: torch.dtype) -> Runner:
+def runner(dtype: torch.dtype, width: int) -> Runner:
+    """Its layers are one module where the width is a multiple of 64."""
     configuration = LlamaConfig(
         vocab_size=320,
-        hidden_size=96,
-        intermediate_size=160,
+        hidden_size=width,
+        intermediate_size=2 * width,
         num_hidden_layers=2,
-        num_attention_heads=6,
+        num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=1024,
         initializer_range=0.2,
@@ -39,9 +41,8 @@ def tokens(row: int) -> list[int]:
 
 
 @torch.inference_mode()
-def logits_of(dtype: torch.dtype, row: int, cuts: list[int], others: int, slot: int) -> torch.Tensor:
+def logits_of(used: Runner, row: int, cuts: list[int], others: int, slot: int) -> torch.Tensor:
     """The logits of the row's last token, its tokens computed in parts, beside other rows with theirs."""
-    used = runner(dtype)
     used.pool.resize(0, 1)
     used.pool.resize(others + 1, LENGTH)
     beside = [other for other in range(others + 1) if other != slot]
@@ -60,9 +61,12 @@ def logits_of(dtype: torch.dtype, row: int, cuts: list[int], others: int, slot: 
     return found
 
 
+@pytest.mark.parametrize("width", [96, 128])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_neither_neighbours_nor_chunks_change_a_bit_of_the_logits(dtype: torch.dtype) -> None:
-    expected = logits_of(dtype, 7, [], others=0, slot=0)
+def test_neither_neighbours_nor_chunks_change_a_bit_of_the_logits(dtype: torch.dtype, width: int) -> None:
+    used = runner(dtype, width)
+    assert isinstance(used.model.model.layers[0], DecoderStack) == (width == 128)
+    expected = logits_of(used, 7, [], others=0, slot=0)
     for cuts, others, slot in (
         ([1], 0, 0),
         ([618, 619], 0, 0),
@@ -71,7 +75,7 @@ def test_neither_neighbours_nor_chunks_change_a_bit_of_the_logits(dtype: torch.d
         ([*range(50, 620, 50)], 2, 0),
         ([64, 300, 610], 1, 1),
     ):
-        assert torch.equal(logits_of(dtype, 7, cuts, others, slot), expected), (cuts, others, slot)
+        assert torch.equal(logits_of(used, 7, cuts, others, slot), expected), (cuts, others, slot)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
