@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -41,16 +42,15 @@ def test_a_run_is_profiled_from_reading_to_the_finished_table(
         "compile",
         "fetch",
     }
-    assert names >= {"step", "plan", "draft", "forward", "linear", "attention", "LM head", "norm", "gates"}
+    assert names >= {"step", "plan", "draft", "forward", "layers", "LM head"}
+    assert names >= {"linear", "gated linear", "attention", "norm", "waiting"}
     assert names >= {"mask", "choose", "accept", "jump", "retire", "complete", "write", "finish table"}
     assert_nested(spans)
     steps = sum(span["dur"] for span in spans if span["name"] == "step")
     forward = sum(span["dur"] for span in spans if span["name"] == "forward")
     assert 0 < forward < steps
-    linears = [span for span in spans if span["name"] == "linear"]
-    forwards = [span for span in spans if span["name"] == "forward"]
-    passes = len(linears) // (2 * 4)  # two layers of four, in a step of its own or in each of its lanes
-    assert len(linears) == passes * 2 * 4 and len(forwards) <= passes <= 4 * len(forwards)
+    times = Counter(span["name"] for span in spans)
+    assert times["forward"] == times["layers"] == times["linear"] > 0
     shown = capsys.readouterr().err
     assert "is not the forward pass" in shown and "retokenise" in shown
 
