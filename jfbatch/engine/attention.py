@@ -116,20 +116,14 @@ class Layout(Protocol):
 class StepLayout:
     """A Layout made anew for every step, of any tokens of any rows.
 
-    wanted: the tokens with logits, where only those are read in the end. threads: which share the kernel's
-    work; torch's, unless told otherwise.
+    wanted: the tokens with logits, where only those are read in the end. `threads`: how many share the
+    kernel's work, torch's; `parts`: what each of them attends to, or fewer.
     """
 
-    def __init__(
-        self,
-        pool: SlotPool,
-        spans: Sequence[Span],
-        wanted: Tensor | None = None,
-        threads: int | None = None,
-    ) -> None:
+    def __init__(self, pool: SlotPool, spans: Sequence[Span], wanted: Tensor | None = None) -> None:
         self.pool = pool
         self.wanted = wanted
-        self.threads = threads or torch.get_num_threads()
+        self.threads = torch.get_num_threads()
         self.used_slots = max(span.slot for span in spans) + 1
         self.attention_calls = 0
         device = pool.device

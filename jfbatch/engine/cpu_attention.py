@@ -120,10 +120,8 @@ def stored(tensor: Tensor) -> NDArray[Any]:
     return array
 
 
-def shared_out(
-    spans: Sequence[tuple[int, int, int, int, bool]], threads: int | None = None
-) -> list[NDArray[np.int64]]:
-    """The spans of a step in one part for each thread, by default torch's, of about the same work.
+def shared_out(spans: Sequence[tuple[int, int, int, int, bool]], threads: int) -> list[NDArray[np.int64]]:
+    """The spans of a step in one part for each thread, of about the same work.
 
     All spans of a slot are in one part, in their order, or of a share of its heads where slots are few. Parts
     are fewer where a thread would have too little.
@@ -132,7 +130,7 @@ def shared_out(
     for span in spans:
         slots.setdefault(span[0], []).append(span)
     work = {slot: sum(span[3] * (span[1] + span[3]) for span in own) for slot, own in slots.items()}
-    count = max(1, min(threads or torch.get_num_threads(), sum(work.values()) // _LEAST_WORK))
+    count = max(1, min(threads, sum(work.values()) // _LEAST_WORK))
     shares = count if len(slots) < _FEW_SLOTS * count else 1
     pieces = {(slot, share): effort / shares for slot, effort in work.items() for share in range(shares)}
     return [

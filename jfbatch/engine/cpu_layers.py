@@ -7,6 +7,7 @@ How a row's numbers are computed does not depend on how the work is shared.
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -113,7 +114,7 @@ def _now(context):  # type: ignore[no-untyped-def]
         kind = ir.FunctionType(ir.IntType(32), [ir.IntType(32), pair.as_pointer()])
         read = cgutils.get_or_insert_function(builder.module, kind, "clock_gettime")
         place = cgutils.alloca_once(builder, pair)
-        builder.call(read, [ir.IntType(32)(1), place])  # CLOCK_MONOTONIC
+        builder.call(read, [ir.IntType(32)(time.CLOCK_MONOTONIC), place])
         seconds, rest = (builder.extract_value(builder.load(place), index) for index in range(2))
         return builder.add(builder.mul(seconds, _LONG(1_000_000_000)), rest)
 

@@ -119,13 +119,18 @@ def _added(linear: nn.Module, inputs: Tensor, rows: Tensor) -> Tensor:
     return total
 
 
+def base_of(model: Any) -> Any:
+    """What of a model lies below its LM head."""
+    return getattr(model, getattr(model, "base_model_prefix", ""), model)
+
+
 @torch.inference_mode()
 def fuse_layers(model: Any, kv_dtype: torch.dtype) -> int:
     """Replace the decoder layers that can be, in place, on the CPU; returns how many.
 
     Norms and gated projections must have been replaced (elementwise.py), linear layers not yet packed.
     """
-    base = getattr(model, getattr(model, "base_model_prefix", ""), model)
+    base = base_of(model)
     layers, rotary = getattr(base, "layers", None), getattr(base, "rotary_emb", None)
     if not isinstance(layers, nn.ModuleList) or rotary is None:
         return 0

@@ -18,7 +18,7 @@ from jfbatch.engine import cpu_layers
 from jfbatch.engine.attention import StepLayout, attend_far
 from jfbatch.engine.barrier import Barrier
 from jfbatch.engine.cpu_attention import NO_WINDOW, in_parallel, stored
-from jfbatch.engine.decoder_layer import DecoderLayer, Trial
+from jfbatch.engine.decoder_layer import DecoderLayer, Trial, base_of
 from jfbatch.engine.vector_products import HAS_TILES, PANEL
 from jfbatch.errors import ModelError
 
@@ -78,7 +78,8 @@ class DecoderStack(nn.Module):
         if step is None or position_embeddings is None or attention_mask is not None:
             raise ModelError("decoder layers were not called as a packed step calls them")
         step.attention_calls += len(self.rules)
-        way = _Way(self, hidden_states[0].clone(), position_embeddings, step)
+        rows = hidden_states[0].clone(memory_format=torch.contiguous_format)
+        way = _Way(self, rows, position_embeddings, step)
         if step.long:
             for number, (layer, rules) in enumerate(self.rules):
                 way.go(2 * number, 2 * number + 1)
@@ -177,7 +178,7 @@ def stack_layers(model: Any, kv_dtype: torch.dtype) -> bool:
 
     Their linear layers must not have been packed.
     """
-    base = getattr(model, model.base_model_prefix)
+    base = base_of(model)
     layers = list(base.layers)
     if not can_stack(layers):
         return False

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from jfbatch.engine import attention
 from jfbatch.engine.attention import Span, StepLayout, packed_attention
+from jfbatch.engine.cpu_attention import shared_out
 from jfbatch.engine.kv_cache import SlotPool
 from jfbatch.errors import ModelError
 from tests.run_command import ROOT
@@ -167,3 +168,25 @@ def test_what_a_packed_step_cannot_give_is_refused() -> None:
     with pytest.raises(ModelError, match="mask"):
         packed_attention(Layer(), tensor, tensor, tensor, tensor, step=layout)
     packed_attention(Layer(), tensor, tensor, tensor, None, step=layout, dropout=0.0, output_attentions=False)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 500), st.integers(1, 200)), min_size=1, max_size=40), st.integers(1, 8)
+)
+def test_every_head_of_every_span_is_in_one_part_and_none_has_much_more_than_another(
+    rows: list[tuple[int, int]], threads: int
+) -> None:
+    firsts = [sum(count for _, count in rows[:index]) for index in range(len(rows))]
+    spans = [(slot, start, firsts[slot], count, True) for slot, (start, count) in enumerate(rows)]
+    parts = shared_out(spans, threads)
+    heads = 24
+    found = [
+        (*span[:5], head)
+        for part in parts
+        for span in part.tolist()
+        for head in range(heads * span[5] // span[6], heads * (span[5] + 1) // span[6])
+    ]
+    assert sorted(found) == [(*span, head) for span in spans for head in range(heads)]
+    work = [sum(span[3] * (span[1] + span[3]) / span[6] for span in part.tolist()) for part in parts]
+    largest = max(count * (start + count) for start, count in rows)
+    assert max(work) - min(work) <= largest
