@@ -117,13 +117,13 @@ class StepLayout:
     """A Layout made anew for every step, of any tokens of any rows.
 
     wanted: the tokens with logits, where only those are read in the end. `threads`: how many share the
-    kernel's work, torch's; `parts`: what each of them attends to, or fewer.
+    kernel's work; `parts`: what each of them attends to, or fewer.
     """
 
     def __init__(self, pool: SlotPool, spans: Sequence[Span], wanted: Tensor | None = None) -> None:
         self.pool = pool
         self.wanted = wanted
-        self.threads = torch.get_num_threads()
+        self.threads = cpu_attention.thread_count()
         self.used_slots = max(span.slot for span in spans) + 1
         self.attention_calls = 0
         device = pool.device

@@ -29,6 +29,7 @@ NO_WINDOW = 1 << 40
 _LEAST_WORK = 1500
 # Fewer slots than these for each thread may be too unequal to share them out whole.
 _FEW_SLOTS = 4
+_MOST_WORKERS = 64
 _NOTHING: NDArray[np.float32] = np.empty(0, np.float32)
 
 
@@ -114,6 +115,11 @@ def attend(
     return output
 
 
+def thread_count() -> int:
+    """How many threads share a kernel's work: torch's, of which there may be too many."""
+    return min(torch.get_num_threads(), _MOST_WORKERS)
+
+
 def stored(tensor: Tensor) -> NDArray[Any]:
     """A tensor as numpy sees it: bfloat16, which numpy lacks, as its bits."""
     array: NDArray[Any] = (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
@@ -184,7 +190,7 @@ def _call(call: Callable[[], object], let_go: Callable[[], None] | None) -> None
 
 def by_rows(kernel: Callable[..., None], arrays: Sequence[NDArray[Any]], parts: int) -> None:
     """Call a kernel with arrays of equally many rows, in at most so many parts, one per thread of torch."""
-    parts = min(torch.get_num_threads(), parts) if parts > 1 else 1
+    parts = min(thread_count(), parts) if parts > 1 else 1
     if parts == 1:
         kernel(*arrays)
         return
@@ -197,5 +203,5 @@ def by_rows(kernel: Callable[..., None], arrays: Sequence[NDArray[Any]], parts: 
 
 @cache
 def workers() -> ThreadPoolExecutor:
-    """Threads enough for all that wait for each other, whatever the machine has."""
-    return ThreadPoolExecutor(64, thread_name_prefix="jfbatch-kernel")
+    """Threads beside the one that has work for them: enough for all that wait for each other."""
+    return ThreadPoolExecutor(_MOST_WORKERS, thread_name_prefix="jfbatch-kernel")

@@ -131,7 +131,7 @@ class _Way:
         self._layers = stack.layers
         self._barrier = Barrier()
         heads = stack.kv_heads, stack.head_dim, stack.head_dim
-        storage = [step.pool.layer(layer, *heads) for layer, _ in stack.rules]
+        self._storage = storage = [step.pool.layer(layer, *heads) for layer, _ in stack.rules]
         wanted = torch.arange(len(rows)) if step.wanted is None else step.wanted
         cosines, sines = step.rotation(*embeddings)
         self._step = cpu_layers.Step(
@@ -196,6 +196,8 @@ def can_stack(layers: Sequence[Any]) -> bool:
     if torch.get_num_threads() > MOST_THREADS or not all(type(layer) is DecoderLayer for layer in layers):
         return False
     if any(layer.attention.rules.sinks is not None for layer in layers):
+        return False
+    if len({tuple(factors.shape for factors in layer.attention.factors) for layer in layers}) > 1:
         return False
     shapes = {tuple(linear.weight.shape for linear in _linears(layer)) for layer in layers}
     if len(shapes) > 1 or (HAS_TILES and layers[0].qkv_proj.weight.dtype == torch.bfloat16):

@@ -133,6 +133,23 @@ def logits_of(used: Runner, steps: list[list[tuple[int, int]]], threads: int) ->
     return results
 
 
+def test_rounding_alone_keeps_no_model_from_being_stacked() -> None:
+    for seed in range(4):
+        for dtype in DTYPES:
+            torch.manual_seed(seed)
+            wide = {"hidden_size": 576, "intermediate_size": 1536, "initializer_range": 0.05}
+            heads = {"num_attention_heads": 9, "num_key_value_heads": 3}
+            model = Qwen2ForCausalLM(Qwen2Config(**SHAPE | wide | heads))
+            assert is_stacked(Runner(model.to(dtype)))
+
+
+def test_more_threads_than_there_can_be_do_not_hang() -> None:
+    used = runner(torch.float32)
+    steps = [[(20, 1)] * 6, [(1, 1)] * 6]
+    expected = logits_of(used, steps, 2)
+    assert all(map(torch.equal, logits_of(used, steps, 100), expected))
+
+
 def test_what_is_not_of_whole_panels_or_has_too_many_threads_keeps_its_layers() -> None:
     odd = Runner(LlamaForCausalLM(LlamaConfig(**{**SHAPE, "intermediate_size": 200})))
     assert [type(layer) for layer in layers_of(odd)] == [DecoderLayer] * 3
