@@ -85,9 +85,7 @@ class Own(NamedTuple):
     spans: Any  # as `attend` has them
     normed: Any  # [tokens, width]
     both: Any  # [BLOCK, 2 * PANEL]
-    spent: (
-        Any  # int64 [PARTS and two more]: nanoseconds, to be added to; when the last of them ended; meetings
-    )
+    spent: Any  # int64 [PARTS + 2]: nanoseconds of each, then when the last one ended, and how often all met
 
 
 def _jit(function: Kernel) -> Kernel:

@@ -133,9 +133,10 @@ LESS_THAN_THE_HOST = """
 from jfbatch.engine.vector_products import HAS_DOTS
 assert not HAS_DOTS
 import torch
-from tests.engine.test_engine import random_llama
+from tests.engine.test_decoder_stack import is_stacked, made
 from jfbatch.engine.runner import Runner, Segment
-runner = Runner(random_llama().to(torch.bfloat16))
+runner = Runner(made("llama", torch.bfloat16))
+assert is_stacked(runner)
 with torch.inference_mode():
     runner.pool.resize(1, 64)
     print(bool(runner.forward([Segment(0, 0, list(range(20)), [19])]).isfinite().all()))
