@@ -44,7 +44,7 @@ def test_25_kills_at_random_moments_leave_the_table_of_an_uninterrupted_run(tmp_
         if kills < KILLS and kill_after(job, flags, moment, after_commit):
             kills += 1
             parts.add(committed(job))
-            assert committed(job) >= seen, "a committed part is gone"
+            assert committed(job) >= seen or job.output.exists(), "a committed part is gone"
             seen = committed(job)
             continue
         if kills == KILLS:

@@ -22,7 +22,7 @@ def job(tmp_path: Path, tiny_model: Path) -> list[str]:  # noqa: F811
     return [
         *("run", str(tmp_path / "rows.jsonl"), "--schema", str(tmp_path / "schema.json")),
         *("-o", str(tmp_path / "out.parquet"), "--model", str(tiny_model), "--raw", "--max-tokens", "40"),
-        *("--cache-dir", str(tmp_path / "cache"), "--device", "cpu"),
+        *("--cache-dir", str(tmp_path / "cache"), "--device", "cpu", "--threads", "2"),
     ]
 
 

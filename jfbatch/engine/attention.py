@@ -116,11 +116,14 @@ class Layout(Protocol):
 class StepLayout:
     """A Layout made anew for every step, of any tokens of any rows.
 
-    wanted: the tokens with logits, where only those are read in the end. `threads`: how many share the
-    kernel's work; `parts`: what each of them attends to, or fewer.
+    wanted: the tokens with logits, where only those are read in the end. awake: whether the threads that
+    share the kernel's work need not be woken for it. `threads`: how many these are; `parts`: what the first
+    of them attend to, the others to nothing.
     """
 
-    def __init__(self, pool: SlotPool, spans: Sequence[Span], wanted: Tensor | None = None) -> None:
+    def __init__(
+        self, pool: SlotPool, spans: Sequence[Span], wanted: Tensor | None = None, awake: bool = False
+    ) -> None:
         self.pool = pool
         self.wanted = wanted
         self.threads = cpu_attention.thread_count()
@@ -140,11 +143,11 @@ class StepLayout:
         self.rules: dict[int, Rules] = {}  # what each layer has asked for
         self._rotation: tuple[Tensor, tuple[NDArray[np.float32], NDArray[np.float32]]] | None = None
         if self.compiled:
-            self._divide(spans)
+            self._divide(spans, 1 if awake else cpu_attention.LEAST_WORK)
         else:
             self._group(spans)
 
-    def _divide(self, spans: Sequence[Span]) -> None:
+    def _divide(self, spans: Sequence[Span], least_work: int) -> None:
         """Prompts beyond the kernel's reach attend in blocks, all else by the kernel.
 
         Where a token goes depends on its place in its row alone, and so does its rounding.
@@ -158,7 +161,7 @@ class StepLayout:
             for part, attends in ((near, True), (far, False), (output, True)):
                 if part.count:
                     divided.append((part.slot, part.start, part.first, part.count, attends))
-        self.parts = cpu_attention.shared_out(divided, self.threads)
+        self.parts = cpu_attention.shared_out(divided, self.threads, self.pool.kv_heads, least_work)
 
     def _group(self, spans: Sequence[Span]) -> None:
         buckets: dict[int, list[Span]] = {}

@@ -20,18 +20,18 @@ _LONG = ir.IntType(64)
 
 
 class Barrier:
-    """Counts who has come, for one call of a kernel by several threads."""
+    """Counts arrivals, for one call of a kernel by several threads."""
 
     def __init__(self) -> None:
         self.numbers: NDArray[np.int64] = np.zeros(2 * _APART, np.int64)
 
-    def give_up(self) -> None:
-        """Let those who wait go, and tell them so."""
+    def abort(self) -> None:
+        """Let those who wait go, and tell them that it is broken."""
         self.numbers[_APART] = 1
 
 
 @intrinsic
-def _come(context, address):  # type: ignore[no-untyped-def]
+def _arrive(context, address):  # type: ignore[no-untyped-def]
     """Add one to the number there, so that others see all that was written before."""
 
     def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
@@ -43,7 +43,7 @@ def _come(context, address):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def _seen(context, address):  # type: ignore[no-untyped-def]
+def _load(context, address):  # type: ignore[no-untyped-def]
     """The number there, as others have left it."""
 
     def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
@@ -64,15 +64,15 @@ def _let_others_run(context):  # type: ignore[no-untyped-def]
 
 
 def _wait(numbers: Any, expected: Any) -> bool:
-    """Come, and wait until `expected` have come in all. False where someone has given up.
+    """Arrive, and wait until `expected` have arrived in all. False where it was aborted.
 
     numbers: a Barrier's.
     """
     address = np.int64(numbers.ctypes.data)
-    _come(address)
+    _arrive(address)
     looks = 0
-    while _seen(address) < expected:
-        if _seen(address + 8 * _APART) != 0:
+    while _load(address) < expected:
+        if _load(address + 8 * _APART) != 0:
             return False
         looks += 1
         if looks > _PATIENCE:

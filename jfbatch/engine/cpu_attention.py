@@ -8,12 +8,13 @@ token in a thousand did.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,14 +23,13 @@ from torch import Tensor
 
 from jfbatch.engine import cpu_kernels
 
-Piece = TypeVar("Piece", bound=Hashable)
-
 NO_WINDOW = 1 << 40
 # Tokens times positions that a thread attends to sooner than it could wake another one: about 50 us.
-_LEAST_WORK = 1500
+LEAST_WORK = 1500
 # Fewer slots than these for each thread may be too unequal to share them out whole.
 _FEW_SLOTS = 4
-_MOST_WORKERS = 64
+_MOST_THREADS = 64
+_SUBMITTING = threading.Lock()
 _NOTHING: NDArray[np.float32] = np.empty(0, np.float32)
 
 
@@ -116,8 +116,8 @@ def attend(
 
 
 def thread_count() -> int:
-    """How many threads share a kernel's work: torch's, of which there may be too many."""
-    return min(torch.get_num_threads(), _MOST_WORKERS)
+    """How many threads share a kernel's work: as many as torch uses, up to a limit."""
+    return min(torch.get_num_threads(), _MOST_THREADS)
 
 
 def stored(tensor: Tensor) -> NDArray[Any]:
@@ -126,28 +126,35 @@ def stored(tensor: Tensor) -> NDArray[Any]:
     return array
 
 
-def shared_out(spans: Sequence[tuple[int, int, int, int, bool]], threads: int) -> list[NDArray[np.int64]]:
-    """The spans of a step in one part for each thread, of about the same work.
+def shared_out(
+    spans: Sequence[tuple[int, int, int, int, bool]],
+    threads: int,
+    kv_heads: int,
+    least_work: int = LEAST_WORK,
+) -> list[NDArray[np.int64]]:
+    """The spans of a step in one part for each thread, of about the same work; see `attend`.
 
-    All spans of a slot are in one part, in their order, or of a share of its heads where slots are few. Parts
-    are fewer where a thread would have too little.
+    Where slots are few, each of their kv heads may be in another part. Parts are fewer than threads where one
+    would have less than `least_work`, in tokens times positions.
     """
     slots: dict[int, list[tuple[int, int, int, int, bool]]] = {}
     for span in spans:
         slots.setdefault(span[0], []).append(span)
     work = {slot: sum(span[3] * (span[1] + span[3]) for span in own) for slot, own in slots.items()}
-    count = max(1, min(threads, sum(work.values()) // _LEAST_WORK))
-    shares = count if len(slots) < _FEW_SLOTS * count else 1
+    count = max(1, min(threads, sum(work.values()) // max(least_work, 1)))
+    shares = kv_heads if count > 1 and len(slots) < _FEW_SLOTS * count else 1
     pieces = {(slot, share): effort / shares for slot, effort in work.items() for share in range(shares)}
     return [
-        np.array([(*span, share, shares) for slot, share in part for span in slots[slot]], np.int64)
-        for part in evenly(pieces, count)
+        np.array([(*span, share, shares) for slot, share in part for span in slots[slot]], np.int64).reshape(
+            -1, 7
+        )
+        for part in _evenly(pieces, count)
     ]
 
 
-def evenly(work: Mapping[Piece, float], count: int) -> list[list[Piece]]:
+def _evenly(work: Mapping[tuple[int, int], float], count: int) -> list[list[tuple[int, int]]]:
     """The pieces in so many parts of about the same work: the largest first, each to the least busy part."""
-    parts: list[list[Piece]] = [[] for _ in range(count)]
+    parts: list[list[tuple[int, int]]] = [[] for _ in range(count)]
     busy = [0.0] * count
     for piece in sorted(work, key=lambda piece: -work[piece]):
         least = busy.index(min(busy))
@@ -156,36 +163,36 @@ def evenly(work: Mapping[Piece, float], count: int) -> list[list[Piece]]:
     return parts
 
 
-def in_parallel(calls: Sequence[Callable[[], object]], let_go: Callable[[], None] | None = None) -> None:
-    """Make all calls, the first one in this thread; returns when all are done. They must release the GIL.
+def in_parallel(calls: Sequence[Callable[[], object]], on_failure: Callable[[], None] | None = None) -> None:
+    """Make all calls at once, the first one in this thread; returns when all are done. They release the GIL.
 
-    let_go: called if one of them fails or cannot be made, for calls that wait for each other. Raises what one
-    of them raised, and RuntimeError where a thread cannot be started.
+    on_failure: called if one of them fails or cannot be made, for calls that wait for each other. Raises what
+    one of them raised, and RuntimeError where a thread cannot be started.
     """
-    guarded = [partial(_call, call, let_go) for call in calls]
+
+    def guarded(call: Callable[[], object]) -> None:
+        try:
+            call()
+        except BaseException:
+            if on_failure is not None:
+                on_failure()
+            raise
+
     others: list[Future[None]] = []
     try:
-        for call in guarded[1:]:
-            others.append(workers().submit(call))
-        guarded[0]()
+        with _SUBMITTING:  # the calls of one caller come before those of another in every thread
+            for number, call in enumerate(calls[1:]):
+                others.append(_worker(number).submit(guarded, call))
+        calls[0]()
     except BaseException:
-        if let_go is not None:
-            let_go()
+        if on_failure is not None:
+            on_failure()
         raise
     finally:
         for other in others:
             other.exception()
     for other in others:
         other.result()
-
-
-def _call(call: Callable[[], object], let_go: Callable[[], None] | None) -> None:
-    try:
-        call()
-    except BaseException:
-        if let_go is not None:
-            let_go()
-        raise
 
 
 def by_rows(kernel: Callable[..., None], arrays: Sequence[NDArray[Any]], parts: int) -> None:
@@ -202,6 +209,6 @@ def by_rows(kernel: Callable[..., None], arrays: Sequence[NDArray[Any]], parts: 
 
 
 @cache
-def workers() -> ThreadPoolExecutor:
-    """Threads beside the one that has work for them: enough for all that wait for each other."""
-    return ThreadPoolExecutor(_MOST_WORKERS, thread_name_prefix="jfbatch-kernel")
+def _worker(number: int) -> ThreadPoolExecutor:
+    """A thread for the calls of this number: those that wait for each other must not queue in one thread."""
+    return ThreadPoolExecutor(1, thread_name_prefix=f"jfbatch-kernel-{number}")

@@ -170,9 +170,8 @@ def attend(
                 _store_key(rows[0], past[0][:, place])
                 source = projected[2][token, columns[2] + kv * value_dim :]
                 _move(source, past[1][place // group, :value_dim, place % group])
-            follower = spans[index if kv + 1 < last else min(index + 1, len(spans) - 1)]
-            coming = kv + 1 if kv + 1 < last else kv_heads * follower[5] // follower[6]
-            ahead = keys[follower[0], coming], values[follower[0], coming]
+            coming = (slot, kv + 1) if kv + 1 < last else _beginning(spans, index + 1, kv_heads)
+            ahead = keys[coming], values[coming]
             # The queries of this kv head, all heads of a token and then the next token's, so many at a time.
             parts = (count * share + ROWS - 1) // ROWS
             for part in range(parts):
@@ -196,8 +195,15 @@ def attend(
                         _move(sums[row - begin], output[first + row // share, kv * share + row % share])
 
 
+@_jit
+def _beginning(spans: Any, index: int, kv_heads: int) -> Any:
+    """The slot and the first kv head of a span, or of the last one."""
+    span = spans[min(index, len(spans) - 1)]
+    return span[0], kv_heads * span[5] // span[6]
+
+
 @_jit_exactly
-def _place(array: Any) -> Any:
+def place_of(array: Any) -> Any:
     """The address of an array's first number and the distance of its rows, in bytes."""
     return np.int64(array.ctypes.data), np.int64(array.strides[0])
 
@@ -223,13 +229,13 @@ def _attend_rows(
     scaling, softcap, sinks = rules
     stop = start + (end - 1) // share + 1
     begin = max(start + first // share + 1 - window, 0) // COLUMNS * COLUMNS
-    ahead_keys, ahead_values = _place(ahead[0])[0], _place(ahead[1])[0]
-    address, step = _place(keys)
-    target, target_step = _place(scores)
+    ahead_keys, ahead_values = place_of(ahead[0])[0], place_of(ahead[1])[0]
+    address, step = place_of(keys)
+    target, target_step = place_of(scores)
     for base in range(begin, stop, COLUMNS):  # lengths are whole multiples of these
         part, goal = (address + 4 * base, step), (target + 4 * base, target_step)
         near = ahead_keys + 4 * base
-        multiply(keys, queries, end - first, COLUMNS, _place(queries), part, near, goal, len(keys))
+        multiply(keys, queries, end - first, COLUMNS, place_of(queries), part, near, goal, len(keys))
     group = values.shape[2]
     low, high = begin // group, (stop + group - 1) // group
     for row in range(first, end):
@@ -237,9 +243,9 @@ def _attend_rows(
         sink = sinks[row % share] if len(sinks) else NO_SINK
         own = begin, max(own_stop - window, 0), own_stop
         _softmax(scores[row - first], own, (scaling, softcap, sink), weights[row - first, : group * high])
-    address, step = _place(values[low:])
-    source = _place(weights[:, begin:])
-    target, target_step = _place(sums)
+    address, step = place_of(values[low:])
+    source = place_of(weights[:, begin:])
+    target, target_step = place_of(sums)
     for base in range(0, values.shape[1], COLUMNS):
         wide = min(COLUMNS, values.shape[1] - base)
         part, goal = (address + 4 * base, step), (target + 4 * base, target_step)

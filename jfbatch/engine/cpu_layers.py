@@ -18,12 +18,12 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from jfbatch.engine.barrier import wait
-from jfbatch.engine.cpu_kernels import attend, gate_row, normalise
-from jfbatch.engine.vector_products import FEW, PANEL, WIDE, project
+from jfbatch.engine.cpu_kernels import attend, gate_row, normalise, place_of
+from jfbatch.engine.vector_products import PANEL, TILE_COLUMNS, TILE_ROWS, project
 from jfbatch.kernel_cache import Kernel, compiled, kept_under_the_source_of
 
 # Rows whose numbers stay in the second-level cache while the weights pass by.
-BLOCK = 21 * FEW
+BLOCK = 21 * TILE_ROWS
 # Where each thread gets so many rows, it does not need a share of the columns to be busy.
 _BY_ROWS = 48
 _LONG = ir.IntType(64)
@@ -77,8 +77,8 @@ class Step(NamedTuple):
     barrier: Any  # the numbers of a Barrier
 
 
-class Own(NamedTuple):
-    """What is a thread's own."""
+class Worker(NamedTuple):
+    """One of the threads, and what is its worker."""
 
     member: int  # which of them it is
     members: int
@@ -120,26 +120,20 @@ def _now(context):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def _spend(own: Own, part: int) -> None:
+def _spend(worker: Worker, part: int) -> None:
     """Count the time since the last part for this one."""
     now = _now()
-    own.spent[part] += now - own.spent[_SINCE]
-    own.spent[_SINCE] = now
+    worker.spent[part] += now - worker.spent[_SINCE]
+    worker.spent[_SINCE] = now
 
 
 @_jit
-def _meet(step: Step, own: Own) -> bool:
+def _meet(step: Step, worker: Worker) -> bool:
     """Wait for all threads. False where another one gave up."""
-    own.spent[_MET] += own.members
-    all_here = own.members == 1 or wait(step.barrier, own.spent[_MET])
-    _spend(own, _WAITING)
+    worker.spent[_MET] += worker.members
+    all_here = worker.members == 1 or wait(step.barrier, worker.spent[_MET])
+    _spend(worker, _WAITING)
     return all_here
-
-
-@_jit
-def _place(array: Any) -> Any:
-    """The address of an array's first number and the distance of its rows, in bytes."""
-    return np.int64(array.ctypes.data), np.int64(array.strides[0])
 
 
 @_jit
@@ -148,17 +142,17 @@ def _share(count: int, member: int, members: int) -> Any:
 
 
 @_jit
-def _work(count: int, own: Own) -> Any:
+def _work(count: int, worker: Worker) -> Any:
     """What of a linear layer of so many rows is this thread's, as `linear` takes it."""
-    if count >= _BY_ROWS * own.members:
-        first, end = _share(count, own.member, own.members)
+    if count >= _BY_ROWS * worker.members:
+        first, end = _share(count, worker.member, worker.members)
         return first, end, 0, 1
-    return 0, count, own.member, own.members
+    return 0, count, worker.member, worker.members
 
 
 @_jit
-def linear(weights: Any, biases: Any, inputs: Any, output: Any, work: Any, onto: bool) -> None:
-    """A thread's share of output = inputs W^T + biases, on top of what it holds if `onto`.
+def linear(weights: Any, biases: Any, inputs: Any, output: Any, work: Any, accumulate: bool) -> None:
+    """A thread's share of output = inputs W^T + biases, on top of what it holds if `accumulate`.
 
     weights, biases: a layer's of Panels; inputs [tokens, terms], output [tokens, columns]. work: the first
     and the end of the rows, which share of the panels is meant, and of how many.
@@ -168,21 +162,21 @@ def linear(weights: Any, biases: Any, inputs: Any, output: Any, work: Any, onto:
         end = min(base + BLOCK, work[1])
         for panel in range(first, last):
             column = PANEL * panel
-            _panel(inputs[base:end], weights[panel], biases[column:], output[base:end, column:], onto)
+            _panel(inputs[base:end], weights[panel], biases[column:], output[base:end, column:], accumulate)
 
 
 @_jit
-def _panel(inputs: Any, weights: Any, biases: Any, output: Any, onto: bool) -> None:
+def _panel(inputs: Any, weights: Any, biases: Any, output: Any, accumulate: bool) -> None:
     """`linear` for all rows and one panel."""
-    first, row = _place(inputs)
-    result, step = _place(output)
-    for few in range(0, len(inputs), FEW):
+    first, row = place_of(inputs)
+    result, step = place_of(output)
+    for few in range(0, len(inputs), TILE_ROWS):
         factors = first + few * row, row
-        for column in range(0, PANEL, WIDE):
+        for column in range(0, PANEL, TILE_COLUMNS):
             goal = result + few * step + column * output.itemsize, step
-            place, start = _place(weights)[0] + 4 * column, _place(biases)[0] + 4 * column
-            count = min(FEW, len(inputs) - few)
-            project(weights, count, factors, place, len(weights), start, goal, onto)
+            place, start = place_of(weights)[0] + 4 * column, place_of(biases)[0] + 4 * column
+            count = min(TILE_ROWS, len(inputs) - few)
+            project(weights, count, factors, place, len(weights), start, goal, accumulate)
 
 
 @_jit
@@ -200,13 +194,13 @@ def _gate(weights: Any, biases: Any, inputs: Any, output: Any, work: Any, both: 
                 bias, target = biases[PANEL * source :], both[: end - base, PANEL * half :]
                 _panel(inputs[base:end], weights[source], bias, target, False)
             for row in range(end - base):
-                place = _place(output[base + row :, PANEL * panel :])[0]
+                place = place_of(output[base + row :, PANEL * panel :])[0]
                 goal = numba.carray(_numbers_at(place, output), (PANEL,))
                 gate_row(both[row, :PANEL], both[row, PANEL:], goal)
 
 
 @_jit
-def _attend(layers: Layers, step: Step, own: Own, layer: int) -> None:
+def _attend(layers: Layers, step: Step, worker: Worker, layer: int) -> None:
     """Store K and V of this thread's spans and let them attend: projected -> attended."""
     heads, head_dim = step.attended.shape[1], step.attended.shape[2]
     kv_heads = step.keys.shape[1]
@@ -219,7 +213,7 @@ def _attend(layers: Layers, step: Step, own: Own, layer: int) -> None:
         head_dim,
         numba.carray(_numbers_at(step.addresses[layer, 0], step.keys), step.keys.shape),
         numba.carray(_numbers_at(step.addresses[layer, 1], step.values), step.values.shape),
-        own.spans,
+        worker.spans,
         layers.scaling[layer],
         layers.windows[layer],
         layers.softcaps[layer],
@@ -229,39 +223,41 @@ def _attend(layers: Layers, step: Step, own: Own, layer: int) -> None:
 
 
 @_jit
-def _before_attention(layers: Layers, step: Step, own: Own, layer: int) -> bool:
+def _before_attention(layers: Layers, step: Step, worker: Worker, layer: int) -> bool:
     """The first half of a layer: norm, Q K V, attention. False where another thread gave up."""
-    work = _work(len(step.rows), own)
+    work = _work(len(step.rows), worker)
     part = slice(work[0], work[1])
-    normalise(layers.norms[layer, 0], layers.epsilons[layer, 0], step.rows[part], own.normed[part])
-    _spend(own, _NORM)
-    linear(layers.qkv.weights[layer], layers.qkv.biases[layer], own.normed, step.projected, work, False)
-    _spend(own, _LINEAR)
-    if not _meet(step, own):
+    normalise(layers.norms[layer, 0], layers.epsilons[layer, 0], step.rows[part], worker.normed[part])
+    _spend(worker, _NORM)
+    linear(layers.qkv.weights[layer], layers.qkv.biases[layer], worker.normed, step.projected, work, False)
+    _spend(worker, _LINEAR)
+    if not _meet(step, worker):
         return False
-    _attend(layers, step, own, layer)
-    _spend(own, _ATTENTION)
-    return _meet(step, own)
+    _attend(layers, step, worker, layer)
+    _spend(worker, _ATTENTION)
+    return _meet(step, worker)
 
 
 @_jit
-def _after_attention(layers: Layers, step: Step, own: Own, layer: int, count: int) -> bool:
+def _after_attention(layers: Layers, step: Step, worker: Worker, layer: int, count: int) -> bool:
     """The second half: output + rows, norm, gates, down + rows; for so many rows. False as above."""
-    work = _work(count, own)
+    work = _work(count, worker)
     part = slice(work[0], work[1])
     linear(layers.output.weights[layer], layers.output.biases[layer], _flat(step), step.rows, work, True)
-    _spend(own, _LINEAR)
-    if not _meet(step, own):
+    _spend(worker, _LINEAR)
+    if not _meet(step, worker):
         return False
-    normalise(layers.norms[layer, 1], layers.epsilons[layer, 1], step.rows[part], own.normed[part])
-    _spend(own, _NORM)
-    _gate(layers.gated.weights[layer], layers.gated.biases[layer], own.normed, step.inner, work, own.both)
-    _spend(own, _GATED)
-    if not _meet(step, own):
+    normalise(layers.norms[layer, 1], layers.epsilons[layer, 1], step.rows[part], worker.normed[part])
+    _spend(worker, _NORM)
+    _gate(
+        layers.gated.weights[layer], layers.gated.biases[layer], worker.normed, step.inner, work, worker.both
+    )
+    _spend(worker, _GATED)
+    if not _meet(step, worker):
         return False
     linear(layers.down.weights[layer], layers.down.biases[layer], step.inner, step.rows, work, True)
-    _spend(own, _LINEAR)
-    return _meet(step, own)
+    _spend(worker, _LINEAR)
+    return _meet(step, worker)
 
 
 @_jit
@@ -280,26 +276,26 @@ def _keep_wanted(step: Step) -> None:
 
 
 @_jit
-def through(layers: Layers, step: Step, own: Own, first: int, end: int) -> bool:
+def run_layers(layers: Layers, step: Step, worker: Worker, first: int, end: int) -> bool:
     """Take a step's rows through layers, in place. False where another thread gave up.
 
     first, end: a range of halves of layers. What comes after the attention of the last layer is computed for
-    what is `wanted` alone, which ends in the first rows. Every thread calls it, with what is its `own`; what
-    follows for the same step, with the same.
+    what is `wanted` alone, which ends in the first rows. Every thread calls it as its worker, and for what
+    follows of the same step as the same.
     """
-    own.spent[_SINCE] = _now()
+    worker.spent[_SINCE] = _now()
     count, last = len(step.rows), 2 * len(layers.epsilons) - 1
     for half in range(first, end):
         if half % 2 == 0:
-            if not _before_attention(layers, step, own, half // 2):
+            if not _before_attention(layers, step, worker, half // 2):
                 return False
             continue
         if half == last and len(step.wanted) < count:
             count = len(step.wanted)
-            if own.member == 0:
+            if worker.member == 0:
                 _keep_wanted(step)
-            if not _meet(step, own):
+            if not _meet(step, worker):
                 return False
-        if not _after_attention(layers, step, own, half // 2, count):
+        if not _after_attention(layers, step, worker, half // 2, count):
             return False
     return True

@@ -1,7 +1,7 @@
 """All decoder layers of the Llama kind as one module, on a CPU: a step's rows go through them in one call.
 
-Weights lie in panels of columns, as the products of vector_products.py read them. Both for one row and for
-two thousand these take less time than oneDNN's, before each of which there is a call, and threads to wake.
+Weights lie in panels of columns, as the products of vector_products.py read them. These take less time than
+oneDNN's, before each of which there is a call, and threads to wake.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from jfbatch.engine import cpu_layers
 from jfbatch.engine.attention import StepLayout, attend_far
 from jfbatch.engine.barrier import Barrier
 from jfbatch.engine.cpu_attention import NO_WINDOW, in_parallel, stored
-from jfbatch.engine.decoder_layer import DecoderLayer, Trial, base_of
-from jfbatch.engine.vector_products import HAS_TILES, PANEL
+from jfbatch.engine.decoder_layer import DecoderLayer, Trial, base_of, keep_attributes
+from jfbatch.engine.vector_products import HAS_AMX, PANEL
 from jfbatch.errors import ModelError
 
 # More threads than these would wait for each other too long, or so it is feared: it has not been measured.
@@ -36,6 +36,7 @@ class DecoderStack(nn.Module):
 
     def __init__(self, layers: list[DecoderLayer]) -> None:
         super().__init__()
+        first_layer = layers[0]
         attentions = [layer.attention for layer in layers]
         first = attentions[0]
         self.heads, self.kv_heads, self.head_dim = first.heads, first.kv_heads, first.head_dim
@@ -62,6 +63,7 @@ class DecoderStack(nn.Module):
             for stack, linear in zip(stacks, _linears(layers.pop(0)), strict=True):
                 stack.take(index, linear)
         self.spent: dict[str, float] = {}  # seconds of the last call, by what they went to
+        keep_attributes(self, first_layer)
 
     def forward(
         self,
@@ -79,19 +81,19 @@ class DecoderStack(nn.Module):
             raise ModelError("decoder layers were not called as a packed step calls them")
         step.attention_calls += len(self.rules)
         rows = hidden_states[0].clone(memory_format=torch.contiguous_format)
-        way = _Way(self, rows, position_embeddings, step)
+        work = _Pass(self, rows, position_embeddings, step)
         if step.long:
             for number, (layer, rules) in enumerate(self.rules):
-                way.go(2 * number, 2 * number + 1)
-                attend_far(step, layer, way.attended, rules, way.attended)
-                way.go(2 * number + 1, 2 * number + 2)
+                work.run(2 * number, 2 * number + 1)
+                attend_far(step, layer, work.attended, rules, work.attended)
+                work.run(2 * number + 1, 2 * number + 2)
         else:
-            way.go(0, 2 * len(self.rules))
-        self.spent = way.spent()
+            work.run(0, 2 * len(self.rules))
+        self.spent = work.spent()
         if step.wanted is None:
-            return way.rows.unsqueeze(0)
+            return work.rows.unsqueeze(0)
         whole = torch.zeros_like(hidden_states)
-        whole[0, step.wanted] = way.rows[: len(step.wanted)]
+        whole[0, step.wanted] = work.rows[: len(step.wanted)]
         return whole
 
 
@@ -120,8 +122,8 @@ class PanelStack:
             self.arrays.biases[layer] = bias.transpose(0, 1).flatten().numpy()
 
 
-class _Way:
-    """A step's way through a stack. rows [tokens, width] and what of them `attended`: as they are now."""
+class _Pass:
+    """A step's pass through a stack. rows [tokens, width] and what of them `attended`: as they are now."""
 
     def __init__(
         self, stack: DecoderStack, rows: Tensor, embeddings: tuple[Tensor, Tensor], step: StepLayout
@@ -148,8 +150,8 @@ class _Way:
             barrier=self._barrier.numbers,
         )
         parts = [*step.parts, *[_NO_SPANS] * (step.threads - len(step.parts))]
-        self._own = [
-            cpu_layers.Own(
+        self._workers = [
+            cpu_layers.Worker(
                 member=member,
                 members=len(parts),
                 spans=spans,
@@ -160,15 +162,15 @@ class _Way:
             for member, spans in enumerate(parts)
         ]
 
-    def go(self, first: int, end: int) -> None:
+    def run(self, first: int, end: int) -> None:
         """Take the rows through some halves of layers: up to attention, and what comes after it."""
-        arguments = [(self._layers, self._step, own, first, end) for own in self._own]
-        calls = [partial(cpu_layers.through, *own) for own in arguments]
-        in_parallel(calls, let_go=self._barrier.give_up)
+        shared = self._layers, self._step
+        calls = [partial(cpu_layers.run_layers, *shared, worker, first, end) for worker in self._workers]
+        in_parallel(calls, on_failure=self._barrier.abort)
 
     def spent(self) -> dict[str, float]:
         """Seconds of the first thread, by what they went to."""
-        seconds = 1e-9 * self._own[0].spent
+        seconds = 1e-9 * self._workers[0].spent
         return dict(zip(cpu_layers.PARTS, seconds.tolist(), strict=False))
 
 
@@ -184,7 +186,7 @@ def stack_layers(model: Any, kv_dtype: torch.dtype) -> bool:
         return False
     trial = Trial(base.rotary_emb, layers[0].qkv_proj.weight, kv_dtype)
     (expected, _), (found, _) = trial.of(layers[0]), trial.of(DecoderStack(layers[:1]))
-    if not trial.agree(expected, found):
+    if not trial.agree(expected, found, k_and_v_rounded=kv_dtype == torch.bfloat16):
         return False
     base.layers = nn.ModuleList()
     base.layers.append(DecoderStack(layers))
@@ -197,12 +199,20 @@ def can_stack(layers: Sequence[Any]) -> bool:
         return False
     if any(layer.attention.rules.sinks is not None for layer in layers):
         return False
-    if len({tuple(factors.shape for factors in layer.attention.factors) for layer in layers}) > 1:
-        return False
     shapes = {tuple(linear.weight.shape for linear in _linears(layer)) for layer in layers}
-    if len(shapes) > 1 or (HAS_TILES and layers[0].qkv_proj.weight.dtype == torch.bfloat16):
+    if len(shapes) > 1 or len({_kind(layer) for layer in layers}) > 1:
+        return False
+    if HAS_AMX and layers[0].qkv_proj.weight.dtype == torch.bfloat16:
         return False
     return all(width % PANEL == 0 for shape in shapes.pop() for width in shape)
+
+
+def _kind(layer: Any) -> tuple[Any, ...]:
+    """What must be the same of all layers beside the shapes of their weights."""
+    attention = layer.attention
+    dtypes = {linear.weight.dtype for linear in _linears(layer)}
+    norms = tuple(factors.shape for factors in attention.factors)
+    return attention.heads, attention.kv_heads, attention.head_dim, norms, frozenset(dtypes)
 
 
 def _linears(layer: Any) -> tuple[Any, ...]:

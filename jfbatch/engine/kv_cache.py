@@ -86,6 +86,11 @@ class SlotPool:
         return len(self._layers)
 
     @property
+    def kv_heads(self) -> int:
+        """Of the first layer that has written; 1 before."""
+        return next((keys.layout.heads for keys, _ in self._layers.values()), 1)
+
+    @property
     def bytes_per_token(self) -> int:
         """Bytes of K and V that one token takes over all layers (0 before the first step)."""
         layouts = [part.layout for pair in self._layers.values() for part in pair]

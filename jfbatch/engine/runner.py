@@ -1,7 +1,8 @@
 """The packed forward pass: flat tokens of many rows in, logits at the listed positions out.
 
-transformers' own model code runs unchanged; only its attention function is ours (attention.py) and,
-on a CPU, its linear layers are packed (linear.py). On CUDA, steps of short segments are replayed
+transformers' own model code runs unchanged; only its attention function is ours (attention.py) and, on a
+CPU, linear layers (linear.py), norms, gates (elementwise.py) and layers of the Llama kind (decoder_layer.py,
+decoder_stack.py). On CUDA, steps of short segments are replayed
 (static_step.py). What cannot run this way is refused by name before the first row.
 """
 
@@ -125,11 +126,12 @@ class Runner:
             reference = self._reference_logits()
         self.logits_share = _logits_share(model)
         self._switch_attention()
+        self._stacked = False  # whether all layers are one module
         if pack:
             if self.pool.for_kernel:
                 fuse_elementwise(model)
                 if fuse_layers(model, kv_dtype) == self.layer_count:
-                    stack_layers(model, kv_dtype)
+                    self._stacked = stack_layers(model, kv_dtype)
             pack_linears(model)
         self._static: StaticSteps | None = None
         # Whether the last step took as long as such steps will: not where it was, or may be, recorded.
@@ -181,7 +183,7 @@ class Runner:
             tokens.index_copy_(0, on_device(late.places, torch.int64, self.device), late.ids)
         keep = on_device(wanted, torch.int64, self.device)
         some = keep if len(wanted) < len(flat) else None
-        layout = StepLayout(self.pool, spans, some)
+        layout = StepLayout(self.pool, spans, some, awake=self._stacked)
         return self._computed(tokens.unsqueeze(0), layout.positions.unsqueeze(0), keep, layout).float()
 
     def give_back(self) -> None:

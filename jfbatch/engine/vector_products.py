@@ -32,10 +32,10 @@ def _registers() -> tuple[int, int, int]:
 LANES, ROWS, _VECTORS = _registers()
 COLUMNS = 2 * LANES
 PANEL = 64  # columns of packed weights that lie side by side
-WIDE = _VECTORS * LANES  # columns that `project` takes
-FEW = 6  # rows that it takes at most
+TILE_COLUMNS = _VECTORS * LANES  # columns that `project` takes
+TILE_ROWS = 6  # rows that it takes at most
 HAS_DOTS = LANES == 16 and "+avx512bf16" in _features()
-HAS_TILES = "+amx-bf16" in _features()  # which oneDNN uses, and nothing here does
+HAS_AMX = "+amx-bf16" in _features()  # which oneDNN uses, and nothing here does
 
 _FLOAT, _INTEGER, _ADDRESS = ir.FloatType(), ir.IntType(32), ir.IntType(64)
 _VECTOR = ir.VectorType(_FLOAT, LANES)
@@ -126,13 +126,13 @@ def _emit_product(
 
 
 @intrinsic
-def project(context, packed, rows, factors, weights, terms, start, output, onto):  # type: ignore[no-untyped-def]
-    """output[i, c] = start[c] + sum of factors[i, t] * weights[t, c] over t, for FEW rows and WIDE columns.
+def project(context, packed, rows, factors, weights, terms, start, output, accumulate):  # type: ignore[no-untyped-def]
+    """output[i, c] = start[c] + sum of factors[i, t] * weights[t, c] over t, for up to TILE_ROWS rows.
 
     packed: the array of which `weights` is a part, [terms / group, PANEL, group]; factors and output are of
-    its dtype. rows: FEW or less. factors, output: the address of the first number and the distance of two
-    rows in bytes; weights, start (float32): the address of the first number. terms: groups of them. onto:
-    whether what the output holds is added.
+    its dtype. There are TILE_COLUMNS columns. factors, output: the address of the first number and the
+    distance of two rows in bytes; weights, start (float32): the address of the first number. terms: groups of
+    them. accumulate: whether what the output holds is added.
 
     All sums are in vector registers from the first term to the last, and each is taken in the order of its
     terms, by the same operations wherever its column and its row lie.
@@ -141,16 +141,16 @@ def project(context, packed, rows, factors, weights, terms, start, output, onto)
     pair = numba.typeof((0, 0))
 
     def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        _, rows, factors, weights, terms, start, output, onto = arguments
+        _, rows, factors, weights, terms, start, output, accumulate = arguments
         places = [builder.extract_value(part, i) for part in (factors, output) for i in range(2)]
         end = builder.append_basic_block("end")
         cases = builder.switch(rows, end)
-        for count in range(1, FEW + 1):
+        for count in range(1, TILE_ROWS + 1):
             block = builder.append_basic_block("case")
             cases.add_case(_ADDRESS(count), block)
             with builder.goto_block(block):
                 totals = _emit_projection(builder, count, is_word, places[:2], weights, terms, start)
-                _emit_results(builder, totals, is_word, places[2:], onto)
+                _emit_results(builder, totals, is_word, places[2:], accumulate)
                 builder.branch(end)
         builder.position_at_end(end)
         return context.get_dummy_value()
@@ -187,15 +187,15 @@ def _emit_projection(
 
 
 def _emit_results(
-    builder: ir.IRBuilder, totals: list[list[Any]], is_word: bool, output: list[Any], onto: Any
+    builder: ir.IRBuilder, totals: list[list[Any]], is_word: bool, output: list[Any], accumulate: Any
 ) -> None:
-    """Store the sums of rows, as bfloat16 if `is_word`, on top of what is there if `onto`."""
+    """Store the sums of rows, as bfloat16 if `is_word`, on top of what is there if `accumulate`."""
     width, kind = (2, _HALVES) if is_word else (4, _VECTOR)
     for i, line in enumerate(totals):
         own = _row(builder, output[0], output[1], _ADDRESS(i))
         for vector, total in enumerate(line):
             place = _pointer(builder, own, width * LANES * vector, kind)
-            with builder.if_then(onto):
+            with builder.if_then(accumulate):
                 held = builder.load(place, align=width)
                 if is_word:
                     held = builder.bitcast(builder.shl(builder.zext(held, _WORDS), _SIXTEEN), _VECTOR)

@@ -5,11 +5,9 @@ Without them a run has no cost at all. On a GPU they time the launches, not the 
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
-from threading import get_ident
 from typing import Any, ParamSpec, TypeVar
 
 from torch import nn
@@ -45,7 +43,8 @@ def watch_modules(model: Any, span: Span) -> int:
 
     What is left of an attention module, less the linear layers inside it where it has any, is rotation, KV
     writes and attention; of a gated layer, the activation; of the forward pass, embedding and the layout. A
-    DecoderStack tells itself what its time went to, in its first thread.
+    DecoderStack tells itself what its time went to, in its first thread: its spans can `contain` parts, as
+    those of a Trace.
     """
     head = model.get_output_embeddings()
     watched = 0
@@ -71,15 +70,14 @@ def _kind(module: nn.Module, head: nn.Module | None) -> str | None:
 
 
 def _watch(module: nn.Module, name: str, span: Span) -> None:
-    running: defaultdict[int, list[Any]] = defaultdict(list)  # by thread
+    running: list[Any] = []
 
     def enter(*_arguments: Any) -> None:
-        own = running[get_ident()]
-        own.append(span(name))
-        own[-1].__enter__()
+        running.append(span(name))
+        running[-1].__enter__()
 
     def leave(*_arguments: Any) -> None:
-        ended = running[get_ident()].pop()
+        ended = running.pop()
         if isinstance(module, DecoderStack):
             ended.contain(module.spent)
         ended.__exit__(None, None, None)

@@ -40,6 +40,7 @@ class Lane:
 
     number: int
     name: str
+    most_events: int
     events: list[tuple[str, float, float]] = field(default_factory=list)
     kinds: dict[str, Kind] = field(default_factory=dict)
     inner: list[float] = field(default_factory=list)
@@ -49,15 +50,15 @@ class Lane:
         """Seconds inside spans."""
         return sum(kind.own for kind in self.kinds.values())
 
-    def count(self, name: str, start: float, seconds: float, inside: float, most_events: int) -> None:
-        """A span has ended, of which so many seconds were inside others."""
+    def count(self, name: str, start: float, seconds: float, contained: float = 0.0) -> None:
+        """A span has ended, which contained others of so many seconds."""
         if self.inner:
             self.inner[-1] += seconds
         total = self.kinds.setdefault(name, Kind())
         total.calls += 1
         total.whole += seconds
-        total.own += seconds - inside
-        if len(self.events) < most_events:
+        total.own += seconds - contained
+        if len(self.events) < self.most_events:
             self.events.append((name, start, seconds))
 
 
@@ -78,14 +79,14 @@ class _Span:
         """Count parts of the open span, measured elsewhere in seconds, as if one had followed the other."""
         start = self._start
         for name, seconds in parts.items():
-            self._lane.count(name, start, seconds, 0.0, self._trace.most_events)
+            self._lane.count(name, start, seconds)
             start += seconds
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         seconds = time.perf_counter() - self._start
-        self._lane.count(self._name, self._start, seconds, self._lane.inner.pop(), self._trace.most_events)
+        self._lane.count(self._name, self._start, seconds, self._lane.inner.pop())
 
 
 class Trace:
@@ -106,7 +107,7 @@ class Trace:
         lane: Lane | None = getattr(self._local, "lane", None)
         if lane is None:
             with self._lock:
-                lane = Lane(len(self.lanes), threading.current_thread().name)
+                lane = Lane(len(self.lanes), threading.current_thread().name, self.most_events)
                 self.lanes.append(lane)
             self._local.lane = lane
         return lane

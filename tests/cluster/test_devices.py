@@ -21,7 +21,7 @@ from jfbatch.rows.shard import Shard
 from tests.run_command import ROOT, Job, wait_until, write_lines
 from tests.soak.kill_loop import COMPARED, prepare
 
-ROWS = 60
+ROWS = 240
 
 
 @pytest.fixture(scope="module")

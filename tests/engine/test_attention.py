@@ -123,8 +123,9 @@ def test_every_row_attends_to_its_own_past_alone(
                 sinks,
             )
             tolerance = 1e-5 if computed == torch.float32 else 3e-2
-            if computed == torch.bfloat16 and prompt > 20 and (has_sinks or softcap is not None):
-                tolerance = 8e-2  # far tokens' scores are bfloat16 then
+            is_far = for_kernel and 20 <= span.start + offset < prompt
+            if computed == torch.bfloat16 and is_far and (has_sinks or softcap is not None):
+                tolerance = 8e-2  # torch's scores are bfloat16 there
             assert output.dtype == computed
             assert torch.allclose(output[0, token].float(), expected, atol=tolerance)
 
@@ -135,6 +136,7 @@ assert not HAS_DOTS
 import torch
 from tests.engine.test_decoder_stack import is_stacked, made
 from jfbatch.engine.runner import Runner, Segment
+torch.set_num_threads(2)
 runner = Runner(made("llama", torch.bfloat16))
 assert is_stacked(runner)
 with torch.inference_mode():
@@ -172,22 +174,26 @@ def test_what_a_packed_step_cannot_give_is_refused() -> None:
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 500), st.integers(1, 200)), min_size=1, max_size=40), st.integers(1, 8)
+    rows=st.lists(st.tuples(st.integers(0, 500), st.integers(1, 200)), min_size=1, max_size=40),
+    threads=st.integers(1, 8),
+    heads=st.sampled_from([1, 2, 3, 8]),
 )
 def test_every_head_of_every_span_is_in_one_part_and_none_has_much_more_than_another(
-    rows: list[tuple[int, int]], threads: int
+    rows: list[tuple[int, int]], threads: int, heads: int
 ) -> None:
     firsts = [sum(count for _, count in rows[:index]) for index in range(len(rows))]
     spans = [(slot, start, firsts[slot], count, True) for slot, (start, count) in enumerate(rows)]
-    parts = shared_out(spans, threads)
-    heads = 24
+    parts = shared_out(spans, threads, heads, least_work=1)
     found = [
-        (*span[:5], head)
-        for part in parts
-        for span in part.tolist()
-        for head in range(heads * span[5] // span[6], heads * (span[5] + 1) // span[6])
+        [(*span[:5], head) for span in part.tolist() for head in heads_of(span, heads)] for part in parts
     ]
-    assert sorted(found) == [(*span, head) for span in spans for head in range(heads)]
-    work = [sum(span[3] * (span[1] + span[3]) / span[6] for span in part.tolist()) for part in parts]
+    assert sorted(piece for part in found for piece in part) == [
+        (*span, head) for span in spans for head in range(heads)
+    ]
+    work = [sum(count * (start + count) for _, start, _, count, *_ in part) for part in found]
     largest = max(count * (start + count) for start, count in rows)
-    assert max(work) - min(work) <= largest
+    assert max(work) - min(work) <= largest * (heads if len(rows) >= 4 * threads else 1)
+
+
+def heads_of(span: list[int], heads: int) -> range:
+    return range(heads * span[5] // span[6], heads * (span[5] + 1) // span[6])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
@@ -22,10 +23,11 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from jfbatch.engine import cpu_attention, decoder_stack
+from jfbatch.engine import decoder_stack
 from jfbatch.engine.decoder_layer import DecoderLayer
 from jfbatch.engine.decoder_stack import MOST_THREADS, DecoderStack
 from jfbatch.engine.runner import Runner, Segment
+from jfbatch.engine.vector_products import HAS_AMX
 from jfbatch.engine.watching import watch_modules
 from jfbatch.report.trace import Trace
 from tests.engine.test_decoder_layer import logits
@@ -47,16 +49,12 @@ MODELS: dict[str, Callable[[], Any]] = {
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SHAPE)),
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=64)),
     "mistral": lambda: MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=20)),
+    "windows in some layers": lambda: Qwen2ForCausalLM(
+        Qwen2Config(**SHAPE, use_sliding_window=True, sliding_window=20, max_window_layers=1)
+    ),
 }
-DTYPES = [torch.float32, torch.bfloat16]
-
-
-@pytest.fixture(autouse=True)
-def two_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+# With AMX, layers of bfloat16 stay with oneDNN.
+DTYPES = [torch.float32] if HAS_AMX else [torch.float32, torch.bfloat16]
 
 
 def made(name: str, dtype: torch.dtype) -> Any:
@@ -86,6 +84,15 @@ def test_a_stack_computes_what_the_layers_do(name: str, dtype: torch.dtype) -> N
         2e-3 if dtype == torch.float32 else 0.05
     )  # K and V are rounded to bfloat16, at times the other way
     assert (expected - found).norm() <= bound * expected.norm()
+
+
+def test_in_float32_throughout_the_difference_is_rounding_alone() -> None:
+    model = "windows in some layers"
+    stacked = Runner(made(model, torch.float32), kv_dtype=torch.float32)
+    plain = Runner(made(model, torch.float32), kv_dtype=torch.float32, pack=False)
+    assert is_stacked(stacked)
+    expected, found = logits(plain), logits(stacked)
+    assert (expected - found).norm() <= 1e-5 * expected.norm()
 
 
 @cache
@@ -178,16 +185,16 @@ def test_what_goes_wrong_in_one_thread_ends_the_others_and_is_raised(
     used.pool.resize(2, 64)
     segments = [Segment(slot, 0, list(range(20)), [19]) for slot in range(2)]
     expected = used.forward(segments)
-    through = decoder_stack.cpu_layers.through
+    run_layers = decoder_stack.cpu_layers.run_layers
     ended = []
 
-    def broken(layers: Any, step: Any, own: Any, first: int, end: int) -> bool:
-        if own.member == failing:
+    def broken(layers: Any, step: Any, worker: Any, first: int, end: int) -> bool:
+        if worker.member == failing:
             raise MemoryError("no memory")
-        ended.append(through(layers, step, own, first, end))
+        ended.append(run_layers(layers, step, worker, first, end))
         return True
 
-    monkeypatch.setattr(decoder_stack.cpu_layers, "through", broken)
+    monkeypatch.setattr(decoder_stack.cpu_layers, "run_layers", broken)
     with pytest.raises(MemoryError, match="no memory"):
         used.forward(segments)
     assert ended == [False]
@@ -201,16 +208,15 @@ def test_a_thread_that_cannot_be_started_is_waited_for_by_nobody(monkeypatch: py
     used.pool.resize(0, 1)
     used.pool.resize(1, 64)
     torch.set_num_threads(3)
-    pool = cpu_attention.workers()
-    submit, calls = pool.submit, []
+    started, calls = ThreadPoolExecutor.submit, []
 
-    def refused(*arguments: Any) -> Any:
+    def refused(self: ThreadPoolExecutor, *arguments: Any) -> Any:
         calls.append(arguments)
         if len(calls) == 2:
             raise RuntimeError("can't start new thread")
-        return submit(*arguments)
+        return started(self, *arguments)
 
-    monkeypatch.setattr(pool, "submit", refused)
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", refused)
     with pytest.raises(RuntimeError, match="new thread"):
         used.forward([Segment(0, 0, list(range(20)), [19])])
     monkeypatch.undo()

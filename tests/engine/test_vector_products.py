@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from jfbatch.engine import cpu_layers
 from jfbatch.engine.cpu_attention import stored
 from jfbatch.engine.decoder_stack import PanelStack
-from jfbatch.engine.vector_products import FEW, PANEL
+from jfbatch.engine.vector_products import PANEL, TILE_ROWS
 
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -26,19 +26,19 @@ def made(panels: int, terms: int, dtype: torch.dtype, bias: bool) -> tuple[nn.Li
 
 
 def product(
-    stack: PanelStack, inputs: Tensor, output: Tensor, onto: bool = False, members: int = 1
+    stack: PanelStack, inputs: Tensor, output: Tensor, accumulate: bool = False, members: int = 1
 ) -> Tensor:
     weights, biases = stack.arrays.weights[1], stack.arrays.biases[1]
     for member in range(members):
         work = 0, len(inputs), member, members
-        cpu_layers.linear(weights, biases, stored(inputs), stored(output), work, onto)
+        cpu_layers.linear(weights, biases, stored(inputs), stored(output), work, accumulate)
     return output
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @settings(max_examples=40, deadline=None)
 @given(
-    rows=st.integers(0, 2 * FEW + 1) | st.sampled_from([125, 126, 127, 300]),
+    rows=st.integers(0, 2 * TILE_ROWS + 1) | st.sampled_from([125, 126, 127, 300]),
     panels=st.integers(1, 5),
     terms=st.sampled_from([64, 128, 576]),
     bias=st.booleans(),
@@ -54,8 +54,8 @@ def test_products_are_those_of_torch_but_for_rounding(
         inputs.double(), linear.weight.double(), None if linear.bias is None else linear.bias.double()
     )
     bound = 1e-5 if dtype == torch.float32 else 2**-8
-    for onto, expected in ((False, exact), (True, exact + held.double())):
-        found = product(stack, inputs, held.clone(), onto, members).double()
+    for accumulate, expected in ((False, exact), (True, exact + held.double())):
+        found = product(stack, inputs, held.clone(), accumulate, members).double()
         assert ((found - expected).abs() <= bound * (1 + expected.abs())).all()
 
 
