@@ -77,7 +77,7 @@ class Engine:
         self._jumper = Jumper(self.tokenization, retokenizer, self.span)
         self._jump = watched(self.span, "jump", self._jumper.jump)
         self._drafter = Drafter(self.tokenization, retokenizer, LONGEST if self.config.drafts else 0)
-        self._pace = Pace(self.runner.device, self.runner.logits_share)
+        self._pace = Pace(self.runner.device, self.runner.logits_share, self.config.jump)
         self._times = StepTimes(marks_of(self.runner.device))
         config, runner = self.config, self.runner
         self._scheduler = Scheduler(
