@@ -62,24 +62,13 @@ class Attention(nn.Module):
         return output.flatten(1)
 
 
-class DecoderLayer(nn.Module):
-    """norm, Q K V, attention, output + rows, norm, gate and up, gated, down + rows.
+class PackedStep(nn.Module):
+    """What takes a step's rows through one or more decoder layers, as transformers calls a layer.
 
-    layer: what it replaces, a layer that `has_known_parts`; rules: what that one asks of its attention.
     `is_last`: whether what comes after it reads no token but those with logits.
     """
 
-    def __init__(self, layer: Any, rules: Rules) -> None:
-        super().__init__()
-        attention = layer.self_attn
-        self.is_last = False
-        self.input_layernorm: nn.Module = layer.input_layernorm
-        self.qkv_proj: nn.Module = joined(attention.q_proj, attention.k_proj, attention.v_proj)
-        self.attention = Attention(attention, rules)
-        self.o_proj: nn.Module = attention.o_proj
-        self.post_attention_layernorm: nn.Module = layer.post_attention_layernorm
-        self.mlp: GatedProjection = layer.mlp
-        keep_attributes(self, layer)
+    is_last = False
 
     def forward(
         self,
@@ -89,26 +78,55 @@ class DecoderLayer(nn.Module):
         attention_mask: Tensor | None = None,
         **_: Any,
     ) -> Tensor:
-        """[1, tokens, width] -> the same shape and dtype, as transformers calls it in a packed step.
+        """[1, tokens, width] -> the same shape and dtype; of the last layer zeros for tokens without logits.
 
-        In the last layer, zeros for tokens without logits.
+        Raises ModelError where the model does not pass on what a packed step needs.
         """
         if step is None or position_embeddings is None or attention_mask is not None:
             raise ModelError("a decoder layer was not called as a packed step calls it")
-        rows = hidden_states[0]
-        projected = self.qkv_proj(self.input_layernorm(rows))
-        attended = self.attention(projected, position_embeddings, step)
         wanted = step.wanted if self.is_last else None
-        if wanted is not None:
-            rows, attended = rows[wanted], attended[wanted]
-        rows = _added(self.o_proj, attended, rows)
-        inner = self.mlp.gates(self.mlp.gate_up_proj(self.post_attention_layernorm(rows)))
-        rows = _added(self.mlp.down_proj, inner, rows)
+        rows = self.computed(hidden_states[0], position_embeddings, step, wanted)
         if wanted is None:
             return rows.unsqueeze(0)
         whole = torch.zeros_like(hidden_states)
         whole[0, wanted] = rows
         return whole
+
+    def computed(
+        self, rows: Tensor, embeddings: tuple[Tensor, Tensor], step: StepLayout, wanted: Tensor | None
+    ) -> Tensor:
+        """[tokens, width] -> [tokens that are wanted, or all, width]; embeddings: cosines and sines."""
+        raise NotImplementedError
+
+
+class DecoderLayer(PackedStep):
+    """norm, Q K V, attention, output + rows, norm, gate and up, gated, down + rows.
+
+    layer: what it replaces, a layer that `has_known_parts`; rules: what that one asks of its attention.
+    """
+
+    def __init__(self, layer: Any, rules: Rules) -> None:
+        super().__init__()
+        attention = layer.self_attn
+        self.input_layernorm: nn.Module = layer.input_layernorm
+        self.qkv_proj: nn.Module = joined(attention.q_proj, attention.k_proj, attention.v_proj)
+        self.attention = Attention(attention, rules)
+        self.o_proj: nn.Module = attention.o_proj
+        self.post_attention_layernorm: nn.Module = layer.post_attention_layernorm
+        self.mlp: GatedProjection = layer.mlp
+        keep_attributes(self, layer)
+
+    def computed(
+        self, rows: Tensor, embeddings: tuple[Tensor, Tensor], step: StepLayout, wanted: Tensor | None
+    ) -> Tensor:
+        """See PackedStep."""
+        projected = self.qkv_proj(self.input_layernorm(rows))
+        attended = self.attention(projected, embeddings, step)
+        if wanted is not None:
+            rows, attended = rows[wanted], attended[wanted]
+        rows = _added(self.o_proj, attended, rows)
+        inner = self.mlp.gates(self.mlp.gate_up_proj(self.post_attention_layernorm(rows)))
+        return _added(self.mlp.down_proj, inner, rows)
 
 
 def _added(linear: nn.Module, inputs: Tensor, rows: Tensor) -> Tensor:

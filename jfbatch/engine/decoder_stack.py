@@ -18,21 +18,28 @@ from jfbatch.engine import cpu_layers
 from jfbatch.engine.attention import StepLayout, attend_far
 from jfbatch.engine.barrier import Barrier
 from jfbatch.engine.cpu_attention import NO_WINDOW, in_parallel, stored
-from jfbatch.engine.decoder_layer import DecoderLayer, Trial, base_of, keep_attributes
+from jfbatch.engine.decoder_layer import (
+    DecoderLayer,
+    PackedStep,
+    Trial,
+    base_of,
+    keep_attributes,
+)
 from jfbatch.engine.vector_products import HAS_AMX, PANEL
-from jfbatch.errors import ModelError
 
 # More threads than these would wait for each other too long, or so it is feared: it has not been measured.
 MOST_THREADS = 8
 _NO_SPANS = np.empty((0, 7), np.int64)
 
 
-class DecoderStack(nn.Module):
+class DecoderStack(PackedStep):
     """What decoder layers do, one after the other. `linear_shapes`: [out, in] of their linear layers.
 
     layers: DecoderLayers that `can_stack`, on the CPU, their linear layers not packed. The list is emptied as
     they are copied, so that no weight need be there twice.
     """
+
+    is_last = True
 
     def __init__(self, layers: list[DecoderLayer]) -> None:
         super().__init__()
@@ -65,23 +72,15 @@ class DecoderStack(nn.Module):
         self.spent: dict[str, float] = {}  # seconds of the last call, by what they went to
         keep_attributes(self, first_layer)
 
-    def forward(
-        self,
-        hidden_states: Tensor,
-        position_embeddings: tuple[Tensor, Tensor] | None = None,
-        step: StepLayout | None = None,
-        attention_mask: Tensor | None = None,
-        **_: Any,
+    def computed(
+        self, rows: Tensor, embeddings: tuple[Tensor, Tensor], step: StepLayout, wanted: Tensor | None
     ) -> Tensor:
-        """[1, tokens, width] -> the same shape and dtype, as transformers calls a layer in a packed step.
-
-        Zeros for tokens without logits.
-        """
-        if step is None or position_embeddings is None or attention_mask is not None:
-            raise ModelError("decoder layers were not called as a packed step calls them")
+        """See PackedStep."""
         step.attention_calls += len(self.rules)
-        rows = hidden_states[0].clone(memory_format=torch.contiguous_format)
-        work = _Pass(self, rows, position_embeddings, step)
+        rows = rows.clone(memory_format=torch.contiguous_format)
+        if wanted is None:
+            wanted = torch.arange(len(rows))
+        work = _Pass(self, rows, embeddings, step, wanted)
         if step.long:
             for number, (layer, rules) in enumerate(self.rules):
                 work.run(2 * number, 2 * number + 1)
@@ -90,11 +89,7 @@ class DecoderStack(nn.Module):
         else:
             work.run(0, 2 * len(self.rules))
         self.spent = work.spent()
-        if step.wanted is None:
-            return work.rows.unsqueeze(0)
-        whole = torch.zeros_like(hidden_states)
-        whole[0, step.wanted] = work.rows[: len(step.wanted)]
-        return whole
+        return rows[: len(wanted)]
 
 
 class PanelStack:
@@ -123,18 +118,24 @@ class PanelStack:
 
 
 class _Pass:
-    """A step's pass through a stack. rows [tokens, width] and what of them `attended`: as they are now."""
+    """A step's pass through a stack: rows [tokens, width] change in place. `attended`: what they do inside.
+
+    wanted: the tokens that end up in the first rows.
+    """
 
     def __init__(
-        self, stack: DecoderStack, rows: Tensor, embeddings: tuple[Tensor, Tensor], step: StepLayout
+        self,
+        stack: DecoderStack,
+        rows: Tensor,
+        embeddings: tuple[Tensor, Tensor],
+        step: StepLayout,
+        wanted: Tensor,
     ) -> None:
-        self.rows = rows
         self.attended = rows.new_empty(len(rows), stack.heads, stack.head_dim)
         self._layers = stack.layers
         self._barrier = Barrier()
         heads = stack.kv_heads, stack.head_dim, stack.head_dim
         self._storage = storage = [step.pool.layer(layer, *heads) for layer, _ in stack.rules]
-        wanted = torch.arange(len(rows)) if step.wanted is None else step.wanted
         cosines, sines = step.rotation(*embeddings)
         self._step = cpu_layers.Step(
             rows=stored(rows),

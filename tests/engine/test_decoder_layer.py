@@ -37,18 +37,23 @@ SHAPE: dict[str, Any] = {
     "initializer_range": 0.2,
     "pad_token_id": 0,
 }
-MODELS: dict[str, Callable[[], Any]] = {
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE)),
-    "llama with biases": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE, attention_bias=True, mlp_bias=True)),
-    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SHAPE)),
-    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=16)),
-    "mistral": lambda: MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=20)),
+MODELS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "llama": lambda shape: LlamaForCausalLM(LlamaConfig(**shape)),
+    "llama with biases": lambda shape: LlamaForCausalLM(
+        LlamaConfig(**shape, attention_bias=True, mlp_bias=True)
+    ),
+    "qwen2": lambda shape: Qwen2ForCausalLM(Qwen2Config(**shape)),
+    "qwen3": lambda shape: Qwen3ForCausalLM(Qwen3Config(**shape, head_dim=16)),
+    "mistral": lambda shape: MistralForCausalLM(MistralConfig(**shape, sliding_window=20)),
+    "windows in some layers": lambda shape: Qwen2ForCausalLM(
+        Qwen2Config(**shape, use_sliding_window=True, sliding_window=20, max_window_layers=1)
+    ),
 }
 
 
-def made(name: str, dtype: torch.dtype) -> Any:
+def made(name: str, dtype: torch.dtype, shape: dict[str, Any] = SHAPE) -> Any:
     torch.manual_seed(3)
-    model = MODELS[name]()
+    model = MODELS[name](shape)
     for parameter in model.parameters():  # biases and norms that do something
         if parameter.dim() == 1:
             nn.init.normal_(parameter, mean=0.5, std=0.3)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
@@ -12,16 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from jfbatch.engine import decoder_stack
 from jfbatch.engine.decoder_layer import DecoderLayer
@@ -30,44 +20,17 @@ from jfbatch.engine.runner import Runner, Segment
 from jfbatch.engine.vector_products import HAS_AMX
 from jfbatch.engine.watching import watch_modules
 from jfbatch.report.trace import Trace
-from tests.engine.test_decoder_layer import logits
+from tests.engine.test_decoder_layer import MODELS, layers_of, logits
+from tests.engine.test_decoder_layer import SHAPE as LAYER_SHAPE
+from tests.engine.test_decoder_layer import made as made_of
 
-SHAPE: dict[str, Any] = {
-    "vocab_size": 160,
-    "hidden_size": 128,
-    "intermediate_size": 192,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 1024,
-    "initializer_range": 0.2,
-    "pad_token_id": 0,
-}
-MODELS: dict[str, Callable[[], Any]] = {
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE)),
-    "llama with biases": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE, attention_bias=True, mlp_bias=True)),
-    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SHAPE)),
-    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=64)),
-    "mistral": lambda: MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=20)),
-    "windows in some layers": lambda: Qwen2ForCausalLM(
-        Qwen2Config(**SHAPE, use_sliding_window=True, sliding_window=20, max_window_layers=1)
-    ),
-}
+SHAPE = {**LAYER_SHAPE, "hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 8}
 # With AMX, layers of bfloat16 stay with oneDNN.
 DTYPES = [torch.float32] if HAS_AMX else [torch.float32, torch.bfloat16]
 
 
 def made(name: str, dtype: torch.dtype) -> Any:
-    torch.manual_seed(3)
-    model = MODELS[name]()
-    for parameter in model.parameters():  # biases and norms that do something
-        if parameter.dim() == 1:
-            torch.nn.init.normal_(parameter, mean=0.5, std=0.3)
-    return model.to(dtype)
-
-
-def layers_of(runner: Runner) -> list[Any]:
-    return list(runner.model.model.layers)
+    return made_of(name, dtype, SHAPE)
 
 
 def is_stacked(runner: Runner) -> bool:
