@@ -78,3 +78,8 @@ def test_nothing_is_learnt_from_a_step_that_is_not_like_those_to_come() -> None:
     for tokens in range(10, 300):
         used.observe(tokens, 8, 0.2, typical=False)
     assert used.fixed == before and used.work > work
+
+
+def test_where_text_jumps_a_draft_needs_less_to_be_worth_its_place() -> None:
+    with_jumps, without = Pace(CPU, 0.25), Pace(CPU, 0.25, jumps=False)
+    assert 0 < with_jumps.price(64) < without.price(64)
